@@ -54,7 +54,10 @@ EXPERTS_FP8 = [(32, 5760, 2880), (128, 1536, 2048), (128, 2048, 768), (8, 28672,
 EXPERT_ROWS = (1, 7, 64, 300)
 DECODE_FP8 = [(m, n, k) for m in (1, 2, 4, 8, 16, 32) for n, k in ((7168, 2048), (4096, 7168), (24576, 1536))]
 SERVED_FP8 = [(m, n, k) for m in (256, 512) for n, k in ((2112, 7168), (4096, 7168), (7168, 2048))]
-FEW_COLUMNS = [(m, n, 8192) for m in (520, 1024) for n in (256, 512, 1024)]  # (m, n, k), bf16 and FP8
+# (m, n, k), bf16 and FP8, that large tiles cut badly: few columns, and any number of rows
+ANY_ROWS = [(m, n, 8192) for m in (520, 1024) for n in (256, 512, 1024)]
+ANY_ROWS += [(75, 24576, 1536), (140, 6144, 4096), (317, 2112, 7168), (595, 4096, 14336), (675, 1024, 8192)]
+ANY_ROWS += [(836, 5120, 5120), (1146, 2048, 2048), (1530, 1536, 7168)]
 CASTS = [(4096, 7168), (32768, 7168)]  # (m, k), bf16 to FP8
 # bf16 products of operands whose columns are adjacent elements, as gradients of a linear layer have them: of its input
 # b is the weight as it is, of the weight both are rows of tokens
@@ -141,7 +144,7 @@ def more_cases() -> list[Case]:
     """Shapes that no peer was measured at."""
     draw = random.Random(0)
     made = [Case(FP8, *shape) for shape in DECODE_FP8 + SERVED_FP8]
-    made += [Case(dtype, *shape, suite="few_columns") for dtype in (FP8, "bfloat16") for shape in FEW_COLUMNS]
+    made += [Case(dtype, *shape, suite="any_rows") for dtype in (FP8, "bfloat16") for shape in ANY_ROWS]
 
     def groups_along_k(groups: int, expected_k: int, m: int, n: int) -> Case:
         sizes = tuple(16 * int(expected_k / 16 * draw.uniform(0.7, 1.3)) for _ in range(groups))

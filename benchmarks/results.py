@@ -158,7 +158,7 @@ def _read(path: str) -> str:
 
 # ---- beside peers ----
 
-SUITES = ("conv", "gemm", "experts", "endings", "columns", "few_columns", "voxel")
+SUITES = ("conv", "gemm", "experts", "endings", "columns", "any_rows", "voxel")
 
 
 def case_key(row: Row) -> tuple[Any, ...]:

@@ -109,13 +109,20 @@ enum {
     FG_TILES_ASKEW = 1024,     /* rows of an operand, or groups along K, begin within sectors */
     FG_TILES_ROW_MAJOR = 2048, /* B is read row-major, in boxes of 64 columns */
     FG_TILES_COLUMNS = 4096,   /* A is read from columns beside it: of at least 128 rows */
-    FG_TILES_ALL = 8191,
+    FG_TILES_USUAL = 8192,     /* of one group: the output is a usual one (fg_gemm_is_usual) */
+    FG_TILES_ALL = 16383,
 };
 
 /* Whether of the output nothing is asked but sums times and plus factors, in 16 bits or float32; and whether those are
  * factors of rows. */
 bool fg_gemm_is_linear(const fg_gemm_params *params);
 bool fg_gemm_scales_rows(const fg_gemm_params *params);
+
+/* Whether nothing is added to the output, whose rows are whole chunks of 16 bytes; and the 16 bits that products of such
+ * operands usually become: whether they do, and are no more than scaled and biased. */
+bool fg_gemm_stores_chunks(const fg_gemm_params *params);
+fg_dtype fg_usual_output(fg_dtype operands);
+bool fg_gemm_is_usual(const fg_gemm_params *params);
 
 int32_t fg_gemm_tiles(const fg_gemm_params *params);
 

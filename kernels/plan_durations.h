@@ -21,17 +21,25 @@ typedef struct {
     double step, full_step, end;
 } decode_tile;
 
+/* Of tiles of that kernel for usual outputs, of which several lie below each other: the most rows that there are tiles of,
+ * 0: none; a step, and a row in it; begin and end, and how much longer each further wave takes than its steps. */
+typedef struct {
+    int32_t most;
+    double step, row, end, again;
+} fitting_tile;
+
 /* Durations of the tiles that a kind of product has. */
 typedef struct {
     gemm_tile large[11]; /* widest first; blocks 0: there is no other */
     /* Of the kernel for groups of some rows, where there is one group and where there are more: the tallest that shorter
      * ones resemble, and a taller one; block_m 0: there is none. */
     gemm_tile some[2], tallest[2];
-    decode_tile few;   /* 128 of few rows by 64 columns */
-    double last_end;   /* ends of the others, but for those of the last wave, are hidden behind the next ones */
-    double share;      /* where blocks share the K of a tile: to exchange their sums */
-    double pair_share; /* the same where those of a pair share that of a large one */
-    double own_b;      /* steps that one of those takes, where each block reads all of B */
+    decode_tile few;         /* 128 of few rows by 64 columns */
+    fitting_tile fitting[2]; /* by 64 columns, by 128 */
+    double last_end;         /* ends of the others, but for those of the last wave, are hidden behind the next ones */
+    double share;            /* where blocks share the K of a tile: to exchange their sums */
+    double pair_share;       /* the same where those of a pair share that of a large one */
+    double own_b;            /* steps that one of those takes, where each block reads all of B */
     double apart; /* the same of a pair whose blocks have rows of two groups, beside as many others as there may be */
     double bytes; /* that memory reads in a unit */
     double read_again; /* of what tiles of a group could share of B in L2: where groups differ they do not keep step */
@@ -56,6 +64,7 @@ static const gemm_durations promoted = {
               {128, 96, 6, 1, 2.23, 0, 1, 2.26, 1.0, 14.9, 0}},
     .some = {{192, 256, 5, 2, 0.71, 0.017, 5.2, 0.71, 5.2, 5.2, 26}, {192, 256, 5, 2, 0.72, 0.019, 8, 0.72, 8, 8, 0}},
     .few = {1.9, 2.3, 11.5},
+    .fitting = {{192, 0.213, 0.0102, 23.7, 6.3}, {96, 0.229, 0.0178, 25, 8.5}},
     .share = 7,
     .last_end = 18,
     .pair_share = 10,
@@ -73,6 +82,7 @@ static const gemm_durations scaled = {
               {128, 128, 5, 1, 2.52, 0, 1.0, 2.52, 3.5, 14.9, 0}},
     .some = {{160, 256, 5, 2, 0.9, 0.019, 5.2, 0.9, 5.2, 5.2, 0}, {160, 256, 5, 2, 0.9, 0.02, 9, 0.9, 9, 9, 0}},
     .few = {2.05, 2.3, 8},
+    .fitting = {{128, 0.89, 0.0087, 25, 6}, {0}},
     .share = 6,
     .last_end = 10,
     .pair_share = 10,
@@ -101,6 +111,7 @@ static const gemm_durations halves = {
     .tallest = {{256, 256, 4, 2, 1.0, 0.0147, 20, 1.0, 20, 20, 16},
                 {256, 256, 4, 2, 1.09, 0.014, 19.9, 1.09, 19.9, 19.9, 0}},
     .few = {1.7, 2.28, 8.5},
+    .fitting = {{224, 0.457, 0.00806, 12.5, 5.7}, {192, 0.376, 0.0146, 18.4, 7.4}},
     .share = 9.3,
     .last_end = 12,
     .pair_share = 13,

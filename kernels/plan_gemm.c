@@ -2,8 +2,7 @@
  * Tile shapes of the GEMM families. One step of the pipeline is 128 bytes of K for every dtype: a full shared-memory
  * line, and for fp8 exactly the 128 elements between two promotions of the accumulator.
  */
-#include "plan.h"
-#include "plan_durations.h"
+#include "plan_decode.h"
 
 #include <math.h>
 #include <string.h>
@@ -64,6 +63,23 @@ bool fg_gemm_scales_rows(const fg_gemm_params *params) {
     return fg_gemm_is_linear(params) && !params->bias.present && params->kind_b != FG_SCALE_ROW;
 }
 
+/* Groups of columns begin anywhere. */
+bool fg_gemm_stores_chunks(const fg_gemm_params *params) {
+    const fg_tensor *out = &params->out;
+    const int64_t of_chunk = 16 / (int64_t)fg_dtype_size(out->dtype);
+    bool whole = (uintptr_t)out->data % 16 == 0 && out->shape[out->ndim - 1] % of_chunk == 0;
+    for (int32_t axis = 0; axis < out->ndim - 1; axis++)
+        whole = whole && (out->shape[axis] == 1 || out->strides[axis] % of_chunk == 0);
+    return whole && !params->accumulate && params->layout != FG_GEMM_N_GROUPED;
+}
+
+fg_dtype fg_usual_output(fg_dtype operands) { return operands == FG_FLOAT16 ? FG_FLOAT16 : FG_BFLOAT16; }
+
+bool fg_gemm_is_usual(const fg_gemm_params *params) {
+    return fg_gemm_is_linear(params) && fg_gemm_stores_chunks(params) &&
+           params->out.dtype == fg_usual_output(params->a.dtype);
+}
+
 /* Whether rows, or columns where the matrix lies in columns, begin in the middle of sectors. */
 static bool is_askew(const fg_tensor *matrix) {
     const int64_t step = matrix->strides[matrix->ndim - (fg_lies_in_columns(matrix) ? 1 : 2)];
@@ -76,8 +92,8 @@ int32_t fg_gemm_tiles(const fg_gemm_params *params) {
     /* Of 16 bits, groups along K are faster by the same tiles; those of fp8 are not. */
     const bool halves_along_k = params->layout == FG_GEMM_K_GROUPED && !fg_is_float8(params->a.dtype);
     const int32_t added = params->accumulate ? FG_TILES_ADDED : 0;
-    const int32_t of_one_group =
-        FG_TILES_DENSE | added | (each_step && fg_gemm_scales_rows(params) ? FG_TILES_ROWS : 0);
+    const int32_t of_one_group = FG_TILES_DENSE | added | (fg_gemm_is_usual(params) ? FG_TILES_USUAL : 0) |
+                                 (each_step && fg_gemm_scales_rows(params) ? FG_TILES_ROWS : 0);
     return (params->layout == FG_GEMM_M_GROUPED_CONTIGUOUS ? FG_TILES_PACKED : 0) | (blocks ? FG_TILES_BLOCKS : 0) |
            (params->promote_every > FG_SCALE_BLOCK_SIZE && fg_is_float8(params->a.dtype) && !blocks ? FG_TILES_NARROW
                                                                                                     : 0) |
@@ -110,65 +126,6 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
         plan.num_stages = 4;
     }
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
-    return plan;
-}
-
-int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster) {
-    enum { GPC_SMS = 16 };
-    const int32_t surely = cluster <= 2 || num_sms < GPC_SMS ? num_sms : num_sms - num_sms / 8;
-    return surely / cluster;
-}
-
-/* Of products of few rows: as many blocks to a tile as leave each a few steps of K and run at once. A multiprocessor
- * reads some 50 GB/s and no more, so that most of them are needed to read as fast as the memory goes. */
-static int32_t decode_split(int64_t tiles, int64_t steps, int32_t pair, int32_t num_sms) {
-    enum { STEPS_WORTH_A_BLOCK = 3, MAX_CLUSTER = 8 };
-    int32_t chosen = 1;
-    for (int32_t split = 2; split * pair <= MAX_CLUSTER; ++split)
-        if (tiles <= fg_clusters_at_once(num_sms, split * pair) && steps >= STEPS_WORTH_A_BLOCK * split) chosen = split;
-    return chosen;
-}
-
-/* Bytes of a row in a step of K. */
-static const double STEP_BYTES = 128;
-
-/* Its cost: waves of tiles, times the duration of one, if there is more than one row of those of a size. */
-static fg_plan plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, const gemm_durations *durations,
-                           fg_plan plan, int32_t num_sms) {
-    /* Sizes of groups differ, so that tight tiles would read the weights of many twice. */
-    static const struct {
-        int32_t block_m, block_n, num_stages;
-        int32_t pair; /* blocks that read the rows for each other */
-        bool dense, of_groups;
-    } shapes[] = {{8, 128, 6, 1, true, false}, {8, 64, 8, 1, true, false},   {16, 128, 6, 1, true, true},
-                  {16, 64, 8, 1, true, false}, {24, 128, 6, 1, true, false}, {24, 64, 8, 1, true, false},
-                  {32, 128, 6, 1, true, true}, {32, 64, 8, 1, true, false},  {64, 128, 5, 1, true, false},
-                  {64, 64, 8, 1, true, false}, {64, 128, 5, 2, false, true}, {128, 64, 7, 1, true, false}};
-    enum { SHAPES = sizeof shapes / sizeof *shapes };
-    /* Groups of twice the average should still be one tile. */
-    const int64_t rows = groups > 1 ? 2 * ceil_div(m, groups) : m, nonempty = groups < m ? groups : m;
-    const int64_t steps = m == 0 ? 0 : ceil_div(k, plan.block_k);
-    plan.cost = INFINITY;
-    for (size_t i = 0; i < SHAPES; i++) {
-        const int32_t block_m = shapes[i].block_m, block_n = shapes[i].block_n, pair = shapes[i].pair;
-        if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms) continue;
-        if (plan.few_rows && (plan.block_m >= rows && plan.block_m < block_m)) break;
-        const int64_t tiles = (m + nonempty * (block_m - 1)) / block_m * ceil_div(n, block_n * pair);
-        const int32_t split = decode_split(tiles, steps, pair, num_sms);
-        const int64_t waves = split > 1 ? 1 : ceil_div(tiles * pair, num_sms);
-        const decode_tile *const fewest = block_n == 64 ? &fewest_narrow : &fewest_wide;
-        const decode_tile *const tile = block_m <= 64 ? fewest : &durations->few;
-        const double step = 4 * tiles * pair * split > 3 * (int64_t)num_sms ? tile->full_step : tile->step;
-        const double own = (double)waves * ((double)ceil_div(steps, split) * step + tile->end);
-        const double all = own + (split > 1 ? durations->share : 0);
-        if (plan.few_rows && plan.block_m == block_m && all >= plan.cost) continue;
-        plan.cost = all;
-        plan.block_m = block_m;
-        plan.block_n = block_n;
-        plan.num_stages = shapes[i].num_stages;
-        plan.few_rows = pair;
-        plan.split_k = split;
-    }
     return plan;
 }
 
@@ -234,10 +191,9 @@ static double waves_of(const gemm_question *q, double spread, const gemm_tile *t
 
 /* A step of K of a tile that has so many rows; `whole`: most tiles do. */
 static double step_of(const gemm_question *q, const gemm_tile *tile, bool whole, double rows) {
-    const double ASKEW_BYTES = 9.2e3; /* that come to a block in a unit where rows are askew */
     const double own = (whole ? tile->step : tile->step_of_part) + tile->row * rows;
-    const double bytes = STEP_BYTES * (tile->block_m + tile->block_n) / tile->blocks; /* pairs read half of B each */
-    return q->askew ? fmax(own, bytes / ASKEW_BYTES) : own;
+    const double bytes = FG_STEP_BYTES * (tile->block_m + tile->block_n) / tile->blocks; /* pairs read half of B each */
+    return q->askew ? fmax(own, bytes / FG_ASKEW_BYTES) : own;
 }
 
 /* Whether sums that are added to the output find it in shared memory, where it takes the place of a stage; not beside
@@ -275,7 +231,7 @@ static double cost_of_spread(const gemm_question *q, double spread, const gemm_t
     const double busy = tile->begin + waves * fmax(own, time_to_add(q, tile, at_once));
     if (q->groups == 1) return busy;
     const double reads = 1 + q->durations->read_again * (tiles - 1),
-                 step_bytes = STEP_BYTES * (double)q->groups * (double)q->n;
+                 step_bytes = FG_STEP_BYTES * (double)q->groups * (double)q->n;
     return fmax(busy, (double)q->steps * step_bytes * reads / q->durations->bytes);
 }
 
@@ -350,7 +306,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         ONLY_BEGIN_AND_END = 24
     };
     const int32_t fitting = FG_TILES_MASKED | FG_TILES_EQUAL | FG_TILES_BLOCKS | FG_TILES_DENSE | FG_TILES_ADDED |
-                            FG_TILES_ROWS | FG_TILES_ASKEW | FG_TILES_ROW_MAJOR | FG_TILES_COLUMNS;
+                            FG_TILES_ROWS | FG_TILES_ASKEW | FG_TILES_ROW_MAJOR | FG_TILES_COLUMNS | FG_TILES_USUAL;
     fg_plan plan = {.family = FG_FAMILY_SM90, .split_k = 1};
     plan.block_k = (int32_t)(128 / fg_dtype_size(dtype));
     const gemm_durations *const durations = tiles & FG_TILES_BLOCKS ? &scaled
@@ -362,7 +318,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
     const bool fits = m > 0 && num_sms > 1 && !(tiles & ~fitting);
     const bool few = grouped ? rows <= FEW_ROWS_OF_GROUPS && !fits : rows <= FEW_ROWS;
     if (few && !(tiles & FG_TILES_TALL) && !columns)
-        return plan_decode(m, n, k, grouped ? groups : 1, durations, plan, num_sms);
+        return fg_plan_decode(m, n, k, grouped ? groups : 1, durations, plan, num_sms);
 
     const bool apart = grouped && !(tiles & FG_TILES_PACKED);
     const bool known = !(tiles & FG_TILES_MASKED) && (!apart || tiles & FG_TILES_EQUAL);
@@ -398,15 +354,16 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
     }
     if (grouped || rows > most || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
     if (rows <= ONE_TILE) {
-        const double to_read = (double)(question.steps * n) * STEP_BYTES / durations->one_row_bytes;
+        const double to_read = (double)(question.steps * n) * FG_STEP_BYTES / durations->one_row_bytes;
         plan.cost = fmax(plan.cost * durations->one_row_step, to_read) + ONLY_BEGIN_AND_END;
     } else {
         plan.cost += durations->last_end + (plan.split_k > 1 ? LAST_EXCHANGE : 0);
     }
     if (columns) return plan;
     const fg_plan none = {.family = FG_FAMILY_SM90, .block_k = plan.block_k, .split_k = 1};
-    const fg_plan decode = plan_decode(m, n, k, 1, durations, none, num_sms);
-    return decode.cost < plan.cost ? decode : plan;
+    const fg_plan decode = fg_plan_decode(m, n, k, 1, durations, none, num_sms);
+    const fg_plan best = decode.cost < plan.cost ? decode : plan;
+    return tiles & FG_TILES_USUAL ? fg_plan_fitting(m, n, k, durations, tiles & FG_TILES_ASKEW, best, num_sms) : best;
 }
 
 /* Weights are read once where rows are one row of tiles, though some groups have a third more rows than others, or where so

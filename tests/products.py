@@ -15,8 +15,8 @@ from verdicts import assert_gemm_rows, assert_rounded_once, assert_rows
 from flexgemm import _C
 
 # What a product asks of its tiles: FG_TILES_*
-PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, ASKEW, ROW_MAJOR, COLUMNS = (
-    1 << bit for bit in range(13)
+PACKED, NARROW, TALL, MASKED, EQUAL, BLOCKS, FEW_OR_MANY, DENSE, ADDED, ROWS, ASKEW, ROW_MAJOR, COLUMNS, USUAL = (
+    1 << bit for bit in range(14)
 )
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"

@@ -333,6 +333,20 @@ def all_cases():
                 how = common | {"rows": rows, "shape": shape, "num_sms": num_sms, "extras": True}
                 cases[f"gemm/few/{name}/{rows}"] = partial(gemm_case, **how)
 
+    # Tiles of that kernel that fit usual outputs, by 64 rows of weights and by 128; several to a block; shared.
+    common = {"precision": "ieee", "sizes": (), "offset": 0}
+    for dtype, rows, shape, num_sms in (
+        (E4M3, 75, (56, 288), 1), (E4M3, 379, (56, 288), 2), (E4M3, 187, (120, 1056), 2), (E4M3, 521, (56, 288), 2),
+        (E4M3, 283, (56, 8224), 4), ("bfloat16", 203, (72, 144), 2), ("bfloat16", 187, (200, 272), 2),
+        ("bfloat16", 130, (312, 528), 2), ("bfloat16", 155, (56, 6160), 2), ("float16", 347, (72, 272), 2),
+    ):  # fmt: skip
+        how = common | {"dtypes": (dtype, dtype), "rows": rows, "shape": shape, "num_sms": num_sms}
+        how["out_dtype"] = "float16" if dtype == "float16" else "bfloat16"
+        for name, extras in (("", False), ("/scales", True)):
+            cases[f"gemm/few/{dtype}/{rows}x{shape[0]}x{shape[1]}{name}"] = partial(gemm_case, extras=extras, **how)
+    how = common | {"dtypes": (E4M3, E4M3), "out_dtype": "bfloat16", "num_sms": 1, "extras": "blocks"}
+    cases[f"gemm/few/{E4M3}/107x56/blocks"] = partial(gemm_case, rows=107, shape=(56, 288), **how)
+
     # Tiles whose depth the blocks of a pair share, behind full waves or not.
     for dtype, extras, columns, sms, rows, n, k in (
         (E4M3, True, 128, 16, 400, 200, 6144), (E4M3, True, 176, 8, 700, 264, 4096),
@@ -394,7 +408,9 @@ def all_cases():
                                      ("128x256", 1, (784, 240, 272)), ("256x128/shared", 4, (528, 112, 2048)),
                                      ("256x256", 2, (656, 240, 2048)), ("256x256/shared", 4, (2064, 240, 2048)),
                                      ("few/8x128", 1, (1, 208, 144)), ("few/24x64/shared", 8, (20, 208, 1040)),
-                                     ("few/64x128", 1, (64, 208, 272)), ("few/128x64", 2, (100, 144, 272)),
+                                     ("few/64x128", 1, (64, 208, 272)), ("few/128x64", 2, (116, 144, 272)),
+                                     ("few/80x64/shared", 2, (75, 56, 392)), ("few/208x64", 2, (203, 72, 136)),
+                                     ("few/192x128", 2, (187, 200, 264)),
                                      ("some/160", 2, (300, 208, 1552))):  # fmt: skip
         how = common | {"num_sms": num_sms, "columns": "b", "sizes": (), "rows": m, "shape": (n, k)}
         name = f"gemm/row_major/{tile}"

@@ -35,7 +35,7 @@ all_tiles = pytest.mark.parametrize(
 
 # Scales, bias, activation, dtype of the output.
 OUTPUTS = [
-    ("row", None, None, "bfloat16"),
+    ("row", None, None, "float16"),
     ("row", "float32", None, "float32"),
     ("none", "float16", "relu", "float16"),
     ("tensor", None, "silu", "bfloat16"),

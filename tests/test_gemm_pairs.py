@@ -8,7 +8,7 @@ import numpy as np
 import products
 import pytest
 import reference
-from products import ADDED, BLOCKS, DENSE, E4M3, E5M2, ROWS, block_scales, judge, operands, scale_of
+from products import ADDED, BLOCKS, DENSE, E4M3, E5M2, ROWS, USUAL, block_scales, judge, operands, scale_of
 
 outputs = pytest.mark.parametrize("out_dtype, pad", [("bfloat16", 0), ("float16", 1), ("float32", 0)])
 
@@ -17,14 +17,21 @@ def plan_of(sms, shape, dtype, tiles=DENSE):
     return products.plan_of(sms, *shape, 1, tiles, dtype)
 
 
-@pytest.mark.parametrize("sms, m", [(8, 500), (4, 1160)])
+def all_asked(n, tiles=DENSE):
+    """What products of n columns may ask, whatever their output: usual ones are whole chunks of 16 bytes."""
+    asked = [tiles, tiles | ROWS]
+    return asked if n % 8 else [*asked, *(tiles | USUAL for tiles in asked)]
+
+
+@pytest.mark.parametrize("sms, m, n", [(2, 1300, 120), (4, 1160, 200)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @outputs
-def test_pairs_of_narrow_tiles(backend, sms, m, dtype, out_dtype, pad):
+def test_pairs_of_narrow_tiles(backend, sms, m, n, dtype, out_dtype, pad):
     """Which products of 16 bits have at such a depth already, FP8 at more than twice as much."""
-    n, k = 200, 5648
-    plan = plan_of(sms, (m, n, k), dtype)
-    assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["some_rows"]) == (256, 128, 0, 0)
+    k = 5648
+    for asked in (DENSE, DENSE | USUAL):
+        plan = plan_of(sms, (m, n, k), dtype, asked)
+        assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["some_rows"]) == (256, 128, 0, 0)
     rng, a, b = operands(m, n, k, dtype, dtype)
     how = {"scale_a": scale_of(rng, "row", m), "bias": rng.standard_normal(n).astype(np.float32)}
     with guarded.multiprocessors(sms):
@@ -40,7 +47,7 @@ COLUMNS = {
     "192, half a pair": (4, (600, 380, 5136), (256, 192)),
     "176, whole": (2, (1024, 176, 5648), (256, 176)),
     "176, ragged": (6, (800, 350, 5904), (256, 176)),
-    "128, whole and half a pair": (2, (600, 128, 14608), (256, 128)),
+    "128, whole and half a pair": (2, (600, 124, 14608), (256, 128)),
     "176, single blocks": (3, (384, 352, 2576), (128, 176)),
     "176, single blocks, ragged": (3, (300, 340, 2576), (128, 176)),
 }
@@ -50,7 +57,7 @@ COLUMNS = {
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), ("bfloat16", "bfloat16")], ids="-".join)
 @outputs
 def test_widths_below_256_columns(backend, sms, shape, tile, dtypes, out_dtype, pad):
-    for tiles in (DENSE, DENSE | ROWS):
+    for tiles in all_asked(shape[1]):
         plan = plan_of(sms, shape, dtypes[0], tiles)
         assert (plan["block_m"], plan["block_n"]) == tile
     rng, a, b = operands(*shape, *dtypes)
@@ -88,8 +95,9 @@ KINDS = [(a, b) for a in (E4M3, E5M2) for b in (E4M3, E5M2)] + [(d, d) for d in 
 @outputs
 def test_widths_of_scaled_rows(backend, sms, shape, tile, dtypes, out_dtype, pad):
     """Whatever else there is to do has other tiles."""
-    plan = plan_of(sms, shape, dtypes[0], DENSE | ROWS)
-    assert (plan["block_m"], plan["block_n"], plan["split_k"]) == (*tile, 1)
+    for tiles in all_asked(shape[1], DENSE | ROWS):
+        plan = plan_of(sms, shape, dtypes[0], tiles)
+        assert (plan["block_m"], plan["block_n"], plan["split_k"]) == (*tile, 1)
     assert plan_of(sms, shape, dtypes[0])["block_n"] not in (96, 224, 272)
     rng, a, b = operands(*shape, *dtypes)
     how = {"scale_a": scale_of(rng, "row", shape[0]), "scale_b": scale_of(rng, "tensor", shape[1])}
@@ -113,12 +121,12 @@ def test_widths_of_scaled_rows_that_are_added(backend, sms, shape, tile, dtypes)
     judge(backend, out, before + reference.gemm(a, b), dtypes[0], "float32")
 
 
-# Multiprocessors, (m, n, k), columns of a tile: behind full waves or not; in the last rows both warpgroups have some,
-# or one; an odd number of rows of tiles.
+# Multiprocessors, (m, n, k), columns of a tile: behind full waves or not, where usual outputs have other tiles; in the
+# last rows both warpgroups have some, or one; an odd number of rows of tiles.
 SHARED = {
     E4M3: {
-        "128 columns": (4, (600, 128, 3056), 128),
-        "128 columns, no full wave": (4, (200, 128, 8176), 128),
+        "128 columns": (4, (1030, 128, 5104), 128),
+        "128 columns, no full wave": (4, (200, 124, 8176), 128),
         "176 columns": (4, (600, 170, 5104), 176),
         "176 columns, one warpgroup": (4, (513, 170, 5104), 176),
         "192 columns": (4, (600, 178, 3312), 192),
@@ -127,9 +135,9 @@ SHARED = {
         "256 columns, one warpgroup": (4, (2049, 248, 1520), 256),
     },
     "bfloat16": {
-        "128 columns": (6, (770, 128, 1912), 128),
-        "128 columns, no full wave": (8, (200, 200, 3072), 128),
-        "176 columns": (8, (700, 344, 1912), 176),
+        "128 columns": (6, (770, 124, 1912), 128),
+        "128 columns, no full wave": (8, (200, 196, 3072), 128),
+        "176 columns": (4, (700, 176, 2176), 176),
         "192 columns": (4, (600, 190, 2176), 192),
         "256 columns, one warpgroup": (4, (2054, 248, 1272), 256),
     },
@@ -141,8 +149,8 @@ shared = pytest.mark.parametrize(
 
 
 def check_shares(columns, *question, tiles=DENSE):
-    for rows in (0, ROWS):
-        plan = plan_of(*question, tiles | rows)
+    for asked in all_asked(question[1][1], tiles):
+        plan = plan_of(*question, asked)
         assert (plan["block_m"], plan["block_n"], plan["few_rows"], plan["split_k"]) == (256, columns, 0, 2)
 
 
@@ -171,7 +179,7 @@ def test_pairs_that_share_the_depth_add_once(backend, dtype, sms, shape, columns
 
 
 @pytest.mark.parametrize(
-    "sms, shape, columns", [(16, (300, 200, 8176), 128), (10, (776, 264, 4096), 128), (4, (513, 200, 3056), 256)]
+    "sms, shape, columns", [(16, (300, 196, 8176), 128), (10, (776, 264, 4096), 128), (4, (513, 200, 3056), 256)]
 )
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E5M2, E5M2)], ids="-".join)
 @outputs

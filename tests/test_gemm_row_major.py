@@ -23,6 +23,7 @@ from products import (
     ROW_MAJOR,
     ROWS,
     TALL,
+    USUAL,
     contiguous,
     epilogue_of,
     judge,
@@ -39,7 +40,7 @@ MANY = {
     "128x128": (1, 264, 72, 136, ("many", 128, 128, 1)),
     "128x192": (1, 264, 136, 136, ("many", 128, 192, 1)),
     "128x256": (1, 264, 200, 264, ("many", 128, 256, 1)),
-    "256x128": (4, 520, 72, 2048, ("many", 256, 128, 2)),
+    "256x128": (8, 2056, 72, 2048, ("many", 256, 128, 2)),
     "256x256": (2, 2056, 248, 2048, ("many", 256, 256, 1)),
     "256x256 shared": (4, 2056, 200, 2048, ("many", 256, 256, 2)),
 }
@@ -54,10 +55,15 @@ FEW = {  # and blocks that share the depth of each
     "24x64 shared": (8, 20, 200, 1032, ("few", 24, 64, 2)),
     "32x64 shared": (20, 30, 200, 1544, ("few", 32, 64, 4)),
     "64x64 shared": (20, 40, 200, 1544, ("few", 64, 64, 4)),
-    "128x64": (2, 100, 136, 264, ("few", 128, 64, 1)),
-    "128x64 shared": (8, 100, 200, 1032, ("few", 128, 64, 2)),
-    "144x256": (2, 140, 328, 1544, ("some", 144, 256, 1)),
-    "160x256": (2, 300, 200, 1544, ("some", 160, 256, 1)),
+    "128x64": (2, 116, 136, 264, ("few", 128, 64, 1)),
+    "128x64 shared": (8, 116, 136, 1032, ("few", 128, 64, 2)),
+    "80x64": (1, 75, 56, 136, ("few", 80, 64, 1)),
+    "112x64 shared": (4, 107, 56, 520, ("few", 112, 64, 3)),
+    "208x64": (2, 203, 72, 136, ("few", 208, 64, 1)),
+    "80x128": (2, 139, 72, 1032, ("few", 80, 128, 1)),
+    "192x128": (2, 187, 200, 264, ("few", 192, 128, 1)),
+    "144x256": (2, 140, 712, 520, ("some", 144, 256, 1)),
+    "160x256": (2, 150, 712, 520, ("some", 160, 256, 1)),
 }
 halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 columns = pytest.mark.parametrize("columns", ["b", "ab"])
@@ -86,7 +92,7 @@ def tile_of(sms, m, n, k, groups, asked, dtype, columns):
 @halves
 def test_tiles(lying, tile, dtype, columns):
     sms, m, n, k, expected = (MANY | FEW)[tile]
-    assert tile_of(sms, m, n, k, 1, DENSE | ROWS, dtype, columns) == expected
+    assert tile_of(sms, m, n, k, 1, DENSE | ROWS | USUAL, dtype, columns) == expected
     _, a, b = operands(m, n, k, dtype, dtype)
     with guarded.multiprocessors(sms):
         out = guarded.gemm(lying, a, b, dtype, columns=columns, pad=PAD)

@@ -20,6 +20,7 @@ from products import (
     ROW_MAJOR,
     ROWS,
     TALL,
+    USUAL,
 )
 
 from flexgemm import _C
@@ -36,9 +37,10 @@ def test_product_plans_are_sane(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FP8])
-def test_hopper_product_plans_are_sane(dtype):
+@pytest.mark.parametrize("usual", [0, USUAL])
+def test_hopper_product_plans_are_sane(dtype, usual):
     for m, n, groups, sms in itertools.product(SIZES, [1, 33, 192, 2112, 4096, 2**20], [1, 4, 128, 10**6], (1, 2, SMS)):
-        tiles = DENSE | ROWS if groups == 1 else 0
+        tiles = DENSE | ROWS | usual if groups == 1 else 0
         how = {"m": m, "n": n, "k": 7168, "groups": groups, "dtype": dtype, "num_sms": sms, "tiles": tiles}
         chosen = check(_C.plan_gemm_sm90(**how))
         assert chosen["block_k"] == (128 if dtype in FP8 else 64)
@@ -58,6 +60,9 @@ def test_hopper_product_plans_are_sane(dtype):
             rows = next(most for most in (96, 160, 192, 256) if chosen["block_m"] <= most)
         stage = 128 * (rows + chosen["block_n"] // (2 if some else 1))  # block_n 256 is of a pair there
         sums = 4 * chosen["block_m"] * (chosen["block_n"] + 4) if few else (11 if some else 32) * 1024
+        if few and (chosen["block_m"] > 128 or chosen["block_m"] > 64 and chosen["block_n"] == 128):
+            assert usual
+            sums = 2 * chosen["block_m"] * (chosen["block_n"] + 8)  # as they are stored
         if chosen["block_n"] in (176, 192, 272):  # which leave room for a fifth stage, or do not fit otherwise
             sums = 16 * 1024
         assert stage * chosen["num_stages"] + sums <= 227 * 1024
@@ -265,6 +270,26 @@ def test_some_100_rows_take_64_rows_of_weights_unless_ends_would_count():
         assert chosen(128, 24576, 1536 // depth, dtype) == (128, 64, 1, 1)
         assert chosen(128, 32768, 512 // depth, dtype)[2] == 0  # four waves of four steps
         assert chosen(128, 20480, 8192 // depth, dtype) == (128, 176, 0, 1)  # 117 blocks, all at once
+
+
+def test_usual_outputs_have_tiles_that_fit_their_rows():
+    def tile(m, n, k, dtype=FP8[0], asked=DENSE | ROWS | USUAL):
+        plan = dense_plan(m, n, k, asked, dtype)
+        return plan["block_m"], plan["block_n"], plan["few_rows"], plan["split_k"]
+
+    for dtype, depth in ((FP8[0], 1), ("bfloat16", 2)):
+        assert tile(72, 7168, 4096 // depth, dtype) == (80, 64, 1, 1)  # one row of them
+        assert tile(80, 4096, 14336 // depth, dtype) == (80, 64, 1, 2)  # 64 tiles, by clusters
+        assert tile(516, 1536, 14336 // depth, dtype) == (112, 64, 1, 1)  # five rows of 24
+        assert tile(675, 1024, 16384 // depth, dtype) == (96, 64, 1, 1)  # eight rows of 16
+        assert tile(128, 7168, 4096 // depth, dtype) == (128, 64, 1, 1)
+        assert tile(4096, 2112, 14336 // depth, dtype)[2] == 0  # three waves and more have large tiles
+    assert tile(1141, 1024, 8192, "bfloat16") == (80, 128, 1, 1)
+    assert tile(836, 5120, 5120, "bfloat16") == (144, 128, 1, 1)  # two waves of 120
+    assert tile(836, 5120, 5120)[2] == 0  # FP8 has none so tall: its partial sums take registers, too
+    assert tile(75, 4096, 7168, asked=DENSE | ROWS | USUAL | BLOCKS) == (80, 64, 1, 2)
+    for other in (DENSE, DENSE | ROWS, DENSE | ADDED | ROWS, DENSE | ROWS | ROW_MAJOR | COLUMNS | USUAL):
+        assert tile(140, 6144, 4096, "bfloat16", other)[2] == 0
 
 
 def test_pairs_share_the_depth_of_tiles_that_full_waves_leave_over():

@@ -70,7 +70,7 @@ cudaError_t launch_column_sum(const In *in, int64_t stride, int64_t rows, int64_
 template <typename In, typename Out>
 cudaError_t column_sum_slices(const In *in, int64_t stride, int64_t rows, int64_t columns, int slices, Out *out,
                               cudaStream_t stream) {
-    if (rows_are_vectors<In>(in, stride, columns))
+    if (in_vectors<In>(in, stride, columns))
         return launch_column_sum<kChannels<In>>(in, stride, rows, columns, slices, out, stream);
     return launch_column_sum<1>(in, stride, rows, columns, slices, out, stream);
 }

@@ -83,9 +83,9 @@ fg_status launch_gather(DepthwiseArgs p, const void *weight, float *laid_out, cu
     FG_CUDA(cudaGetLastError());
     p.weight = laid_out;
     const bool vectors =
-        p.fan_in == 1 && p.fan_out == 1 && rows_are_vectors<T>(p.in, p.in_stride, p.channels) &&
-        rows_are_vectors<T>(p.out, p.out_stride, p.channels) &&
-        (!p.epilogue.residual || rows_are_vectors<T>(p.epilogue.residual, p.epilogue.residual_stride, p.channels));
+        p.fan_in == 1 && p.fan_out == 1 && in_vectors<T>(p.in, p.in_stride, p.channels) &&
+        in_vectors<T>(p.out, p.out_stride, p.channels) &&
+        (!p.epilogue.residual || in_vectors<T>(p.epilogue.residual, p.epilogue.residual_stride, p.channels));
     const int64_t pieces = vectors ? p.channels / kChannels<T> : p.channels;
     status = grid_for(p.entries.rows * pieces, kThreads, "out", &blocks, error);
     if (status != FG_OK) return status;

@@ -3,6 +3,7 @@
  */
 #include "gemm_decode_sm90.cuh"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "gemm_host_sm90.cuh"
@@ -53,7 +54,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
 
-    for (args.split = plan.split_k; args.split > 1; --args.split) {
+    for (args.split = std::min(plan.split_k, Tile::kMostSharing); args.split > 1; --args.split) {
         const int cluster = args.split * Tile::kCluster;
         int clusters = 0;
         status = clusters_at_once<kernel>(cluster, Tile::kThreads, Tile::kSharedBytes, queue, &clusters, error);
@@ -68,6 +69,30 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     const dim3 grid(static_cast<unsigned>(cluster), static_cast<unsigned>(clusters));
     return launch_clusters(kernel, grid, cluster, Tile::kThreads, Tile::kSharedBytes, map_weights, map_tokens, args,
                            queue, error);
+}
+
+/* The most tokens that there are registers for, beside so many warpgroups of weights. */
+template <typename Math, int kOfWeights>
+constexpr int kMostTokens = kOfWeights == 2 ? (Math::kScaled ? 64
+                                               : Math::kFp8  ? 96
+                                                             : 192)
+                                            : (Math::kScaled ? 128
+                                               : Math::kFp8  ? 192
+                                                             : 224);
+
+/* Of a usual output and as many tokens as fit, from kTokens on. */
+template <typename Math, int kOfWeights, int kTokens = 80>
+fg_status launch_fitting(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
+                         int num_sms, const fg_queue *queue, fg_error *error) {
+    if constexpr (kTokens <= kMostTokens<Math, kOfWeights>) {
+        if (plan.block_m > kTokens)
+            return launch_fitting<Math, kOfWeights, kTokens + 16>(plan, weights, tokens, args, num_sms, queue, error);
+        using Use = Sm90UsualUse<typename Math::Stored, Sm90AnyUse::kRowsOnly, true>;
+        using Tile = Sm90DecodeTile<Math, kTokens, 1, kOfWeights, Use>;
+        return launch_tile<Math, Tile>(plan, weights, tokens, args, num_sms, queue, error);
+    }
+    return fg_fail(error, FG_ERROR_VALUE, "expected tiles of at most %d rows, got a plan of %d",
+                   kMostTokens<Math, kOfWeights>, static_cast<int>(plan.block_m));
 }
 
 template <typename Math>
@@ -108,20 +133,18 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
             if (plan.few_rows == 1) return launch_either(std::integral_constant<int, 64>{});
             return launch_blocks(std::integral_constant<int, 64>{}, two, two);
         default:
-            return launch_blocks(std::integral_constant<int, 128>{}, one, one);
+            break;
     }
+    if (plan.block_m == 128 && plan.block_n == 64) return launch_blocks(std::integral_constant<int, 128>{}, one, one);
+    return plan.block_n == 64 ? launch_fitting<Math, 1>(plan, weights, tokens, args, num_sms, queue, error)
+                              : launch_fitting<Math, 2>(plan, weights, tokens, args, num_sms, queue, error);
 }
 
 }  // namespace
 
-/* fp8 sums are always promoted: that costs nothing where memory is what takes the time. */
 fg_status gemm_decode_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error) {
-    const auto launch_math = [&](auto math) { return launch<decltype(math)>(plan, params, num_sms, queue, error); };
-    if (!fg_is_float8(params.a.dtype)) return with_halves(params, launch_math);
-    const fg_dtype weights = params.b.dtype, tokens = params.a.dtype;
-    return params.kind_a == FG_SCALE_BLOCK ? with_fp8<Sm90Sums::kScaled>(weights, tokens, launch_math)
-                                           : with_fp8<Sm90Sums::kPromoted>(weights, tokens, launch_math);
+    return with_weights(params, [&](auto math) { return launch<decltype(math)>(plan, params, num_sms, queue, error); });
 }
 
 }  // namespace flexgemm

@@ -1,7 +1,7 @@
 /*
  * Products of few rows on Hopper: decoding. Their time is that of reading the weights once.
  *
- * The operands change places (gemm_tokens_sm90.cuh): a tile has 64 or 128 rows of B (weights) and 8 to 128 rows of A
+ * The operands change places (gemm_tokens_sm90.cuh): a tile has 64 or 128 rows of B (weights) and 8 to 224 rows of A
  * (tokens). With 64 rows of weights twice as many blocks have half of the sums to exchange and store, and fill the
  * multiprocessors better; with 128 each reads less of the tokens. Roles of warps are those of gemm_sm90.cuh.
  *
@@ -13,8 +13,9 @@
  * Many tokens are read from L2 as fast as it goes, and weights come no faster than what it has left. Pairs of blocks
  * with neighbouring rows of weights then read half of the tokens each, for both.
  *
- * A few hundred rows of A are several rows of tiles, of about the same size, where that keeps more multiprocessors busy
- * than tiles of gemm_sm90.cuh.
+ * Some hundred rows of A are several rows of tiles, of about the same size, where that keeps more multiprocessors busy
+ * than tiles of gemm_sm90.cuh. Of usual outputs there are tiles for any number of rows, 16 apart: what does not fit
+ * multiplies, and has shared memory move, what nobody stores.
  */
 #pragma once
 
@@ -24,10 +25,17 @@ namespace flexgemm {
 
 constexpr int kMaxDecodeSplit = 8;
 
-/* Units of 8 tokens that a block can have to receive of all blocks that share a tile. */
-constexpr int received_units(int units) {
+/* The most blocks that share a tile: of more tokens fewer, whose sums would leave room for too few stages. */
+constexpr int most_sharing(int tokens, int of_weights) {
+    if (tokens <= (of_weights == 1 ? 128 : 64)) return kMaxDecodeSplit;
+    return of_weights == 1 && tokens <= 160 ? 2 : 1;
+}
+
+/* Units of 8 tokens that a block can have to receive of all blocks that share a tile, of which there are so many at
+ * most. */
+constexpr int received_units(int units, int most_split) {
     int most = 0;
-    for (int split = 1; split <= kMaxDecodeSplit; ++split) {
+    for (int split = 2; split <= most_split; ++split) {
         const int received = split * ((units + split - 1) / split);
         if (received > most) most = received;
     }
@@ -40,8 +48,11 @@ struct Sm90DecodeTile : Sm90TokenTile<Math, kTokens, kPair, kOfWeights, Use> {
     /* Tokens of one copy. Groups of which most have fewer tokens than a tile should not read what they do not have. */
     static constexpr int kBoxTokensOfGroups = kTokens % 16 ? 8 : kTokens <= 64 ? 16 : 32;
     static constexpr int kUnits = kTokens / 8, kUnitFloats = Base::kConsumers * 4;
-    static constexpr int kReceivedBytes = received_units(kUnits) * kUnitFloats * 4;
-    static constexpr int kSumBytes = kTokens * Base::kSumPitch * 4;
+    static constexpr int kMostSharing = most_sharing(kTokens, kOfWeights);
+    static constexpr int kReceivedBytes = received_units(kUnits, kMostSharing) * kUnitFloats * 4;
+    /* Of the sums of a tile: as they are to be stored, 16 tokens at a time, or as they are. */
+    static constexpr int kKeptBytes = (kTokens + 15) / 16 * 16 * Base::kTokenPitch;
+    static constexpr int kSumBytes = Use::kUsual ? kKeptBytes : kTokens * Base::kSumPitch * 4;
     static constexpr int kExchangeBytes = kReceivedBytes > kSumBytes ? kReceivedBytes : kSumBytes;
     static constexpr int kMostStages = (224 * 1024 - kExchangeBytes) / (Base::kStageBytes + Base::kScaleBytes);
     /* With more under way memory is not read faster, but less evenly, and some blocks end late. */
@@ -50,7 +61,13 @@ struct Sm90DecodeTile : Sm90TokenTile<Math, kTokens, kPair, kOfWeights, Use> {
     static constexpr int kSharedBytes = kStages * Base::kStageBytes + kExchangeBytes + 1024;
     /* Of the output, to a thread. */
     static constexpr int kChunksAtOnce = kTokens < 64 ? ceil_div(kTokens, Base::kTokensAtOnce) : 4;
-    static_assert((kTokens + 15) / 16 * 16 * Base::kTokenPitch <= kExchangeBytes, "tokens are stored 16 at a time");
+    /* Two warpgroups of consumers have fewer registers at launch than sums of many tokens take. */
+    static constexpr bool kDealsRegisters = kOfWeights == 2 && kTokens > 64;
+    static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+    static_assert(kKeptBytes <= kExchangeBytes, "all kinds of sums find room");
+    static_assert(!kDealsRegisters || kProducerRegisters + kOfWeights * kConsumerRegisters <=
+                                          (1 + kOfWeights) * ptx::registers_at_launch(Base::kThreads),
+                  "warpgroups divide the registers of the launch");
     static_assert(kSumBytes <= kStages * Base::kStageBytes, "sums of a shared tile take the place of its stages");
 };
 
@@ -238,13 +255,17 @@ __device__ __forceinline__ void decode_body(const CUtensorMap &map_weights, cons
         },
         [&] { copies.copy_own_steps(works.first(), early); }, [] {},
         [&] { copies.copy_shared_steps(works.first(), early); });
-    if (warp == 0) {
-        produce_tokens(shared.rings, copies, works, early);
-    } else if (warp == 1) {
-        if (!has_one_group<Tile>(args)) schedule_tokens(shared.rings, args, rank, in_cluster);
-    } else if (warp < 4) {
-        if constexpr (Math::kScaled) produce_token_scales(shared, args, works);
+    if (warp < 4) {
+        if constexpr (Tile::kDealsRegisters) ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+        if (warp == 0) {
+            produce_tokens(shared.rings, copies, works, early);
+        } else if (warp == 1) {
+            if (!has_one_group<Tile>(args)) schedule_tokens(shared.rings, args, rank, in_cluster);
+        } else {
+            if constexpr (Math::kScaled) produce_token_scales(shared, args, works);
+        }
     } else {
+        if constexpr (Tile::kDealsRegisters) ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
         consume_decode<Math, Tile>(shared, stages, exchange, args, works, rank);
     }
 }

@@ -67,14 +67,9 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
 
 }  // namespace
 
-/* fp8 sums are always promoted: where groups are small, reading is what takes the time. */
 fg_status gemm_groups_sm90(const fg_gemm_params &params, const fg_plan &plan, int num_sms, const fg_queue *queue,
                            fg_error *error) {
-    const auto launch_math = [&](auto math) { return launch<decltype(math)>(plan, params, num_sms, queue, error); };
-    if (!fg_is_float8(params.a.dtype)) return with_halves(params, launch_math);
-    const fg_dtype weights = params.b.dtype, tokens = params.a.dtype;
-    return params.kind_a == FG_SCALE_BLOCK ? with_fp8<Sm90Sums::kScaled>(weights, tokens, launch_math)
-                                           : with_fp8<Sm90Sums::kPromoted>(weights, tokens, launch_math);
+    return with_weights(params, [&](auto math) { return launch<decltype(math)>(plan, params, num_sms, queue, error); });
 }
 
 }  // namespace flexgemm

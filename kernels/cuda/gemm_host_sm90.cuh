@@ -58,6 +58,12 @@ fg_status launch_clusters(Kernel *kernel, dim3 grid, int cluster_blocks, int thr
     return FG_OK;
 }
 
+/* Calls launch with a value of the kind of product of 16 bits that these are of one type and of the other. */
+template <template <Sm90Sums> typename OfHalf, template <Sm90Sums> typename OfBfloat16, typename Launch>
+fg_status with_halves(fg_dtype dtype, const Launch &launch) {
+    return dtype == FG_FLOAT16 ? launch(OfHalf<Sm90Sums::kPlain>{}) : launch(OfBfloat16<Sm90Sums::kPlain>{});
+}
+
 /* Calls launch with a value of the kind of product that wgmma has for a first operand of one fp8 type and a second one
  * of another. */
 template <Sm90Sums kSums, typename Launch>
@@ -67,8 +73,17 @@ fg_status with_fp8(fg_dtype first, fg_dtype second, const Launch &launch) {
     return second == FG_FLOAT8_E5M2 ? launch(Sm90E4m3E5m2<kSums>{}) : launch(Sm90E4m3E4m3<kSums>{});
 }
 
-/* Math::Stored, of products of these. */
-inline fg_dtype usual_output(fg_dtype operands) { return operands == FG_FLOAT16 ? FG_FLOAT16 : FG_BFLOAT16; }
+/* Calls launch with a value of the kind of product of kernels of few and of some rows, whose first operand are the
+ * weights as they lie. fp8 sums are always promoted: reading is what takes the time. */
+template <typename Launch>
+fg_status with_weights(const fg_gemm_params &params, const Launch &launch) {
+    const fg_dtype weights = params.b.dtype, tokens = params.a.dtype;
+    if (fg_is_float8(tokens))
+        return params.kind_a == FG_SCALE_BLOCK ? with_fp8<Sm90Sums::kScaled>(weights, tokens, launch)
+                                               : with_fp8<Sm90Sums::kPromoted>(weights, tokens, launch);
+    return params.b_row_major ? with_halves<Sm90HalfKm, Sm90Bfloat16Km>(tokens, launch)
+                              : with_halves<Sm90Half, Sm90Bfloat16>(tokens, launch);
+}
 
 /* Activations, SwiGLU and fp8 outputs for which there are kernels: of e4m3 and of 16 bits, in the format that usually
  * follows. */
@@ -78,7 +93,7 @@ inline bool has_usual_end(const fg_gemm_params &params) {
     if (operands != params.b.dtype || operands == FG_FLOAT8_E5M2) return false;
     if (params.kind_a == FG_SCALE_BLOCK) return out == FG_BFLOAT16 && params.swiglu;
     if (out == FG_FLOAT8_E4M3FN) return fg_is_float8(operands) && params.activation == FG_ACTIVATION_NONE;
-    return out == usual_output(operands) && active;
+    return out == fg_usual_output(operands) && active;
 }
 
 /* Kinds of products that have: those of inference, whose sums are promoted, and of K-major operands of 16 bits. */
@@ -108,23 +123,15 @@ fg_status with_end(const Epilogue &to, const Launch &launch) {
     }
 }
 
-/* Nothing is added to, and rows of the output are whole chunks of 16 bytes. Groups of columns begin anywhere. */
-inline bool stores_chunks(const TileSpace &space, const Epilogue &to) {
-    const int64_t of_chunk = 16 / static_cast<int64_t>(fg_dtype_size(to.out_dtype));
-    const int64_t columns = space.minor_length / (to.swiglu ? 2 : 1);
-    return !space.major_is_columns && !to.accumulate && is_multiple(to.out, 16) && columns % of_chunk == 0 &&
-           to.out_stride % of_chunk == 0 && to.out_group_stride % of_chunk == 0;
-}
-
 /* What kernels of few and of some rows are told, which of groups have usual ends or not. Plain outputs are what nearly
  * all products want. */
 inline GemmSm90Args make_token_args(const fg_gemm_params &params, bool ends_of_groups) {
     GemmSm90Args args = make_args(params);
-    const bool chunks = stores_chunks(args.space, args.epilogue);
+    const bool chunks = fg_gemm_stores_chunks(&params);
     const bool has_end = ends_of_groups || args.space.major.grouping == Grouping::kNone;
     args.plain = chunks && fg_gemm_is_linear(&params) && fg_dtype_size(params.out.dtype) == 2;
     args.usual_end = chunks && has_end && has_usual_end(params);
-    args.usual = args.usual_end || (args.plain && params.out.dtype == usual_output(params.a.dtype));
+    args.usual = args.usual_end || fg_gemm_is_usual(&params);
     return args;
 }
 

@@ -147,8 +147,8 @@ fg_status launch_fp8(const fg_plan &plan, const TensorRows &a, const TensorRows 
 template <template <Sm90Sums> typename OfHalf, template <Sm90Sums> typename OfBfloat16>
 fg_status launch_halves(const fg_plan &plan, const TensorRows &a, const TensorRows &b, fg_dtype dtype,
                         GemmSm90Args &args, int num_sms, const fg_queue *queue, fg_error *error) {
-    return dtype == FG_FLOAT16 ? launch<OfHalf<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error)
-                               : launch<OfBfloat16<Sm90Sums::kPlain>>(plan, a, b, args, num_sms, queue, error);
+    return with_halves<OfHalf, OfBfloat16>(
+        dtype, [&](auto math) { return launch<decltype(math)>(plan, a, b, args, num_sms, queue, error); });
 }
 
 /* Of these: B N-major (gemm_n_major_sm90.cu), and A M-major too (gemm_mn_major_sm90.cu). */

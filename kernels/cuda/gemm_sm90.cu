@@ -81,7 +81,7 @@ fg_status gemm_sm90(const fg_gemm_params &params, int num_sms, const fg_queue *q
     const bool linear = fg_gemm_is_linear(&params);
     args.usual_end = whole && has_usual_end(params) && has_end_of_many_rows(args, plan);
     args.boxed_tiles = args.out_in_boxes && (linear || args.usual_end);
-    args.usual = args.usual_end || (whole && linear && params.out.dtype == usual_output(dtype));
+    args.usual = args.usual_end || (whole && linear && params.out.dtype == fg_usual_output(dtype));
     args.plain = (linear || args.usual_end) && !args.column_factors;
     args.added = plan.adds_in_shared && args.plain && args.boxed_tiles;
     if (args.out_in_boxes) {

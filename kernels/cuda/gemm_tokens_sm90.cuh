@@ -69,15 +69,17 @@ __device__ __forceinline__ Sm90Work token_work(const GemmSm90Args &args, int ran
             k_bytes};
 }
 
-/* Tile `number` of one group, whose rows are cut evenly, for whoever needs it. */
+/* Tile `number` of one group, whose rows are cut evenly: the first ones have one more than others. For whoever needs it. */
 template <typename Tile>
 __device__ __forceinline__ Sm90Work token_work_of_one_group(const GemmSm90Args &args, int rank, uint32_t number) {
     const TileSpace &space = args.space;
     uint32_t major, minor;
     rasterise(space, number, space.major_tiles, &major, &minor);
-    const int first_token = static_cast<int>(major) * args.tile_tokens;
+    const int row = static_cast<int>(major), tokens = args.tile_tokens;
+    const int longer = static_cast<int>(space.major.length) - tokens * static_cast<int>(space.major_tiles);
+    const int first_token = row * tokens + min(row, longer);
     return token_work<Tile>(args, rank,
-                            {first_token, min(static_cast<int>(space.major.length), first_token + args.tile_tokens),
+                            {first_token, first_token + tokens + (row < longer),
                              static_cast<int>(minor) * Tile::kWeights, static_cast<int>(space.minor_length), 0, 0, 0,
                              static_cast<int>(space.k_bytes)});
 }
@@ -287,25 +289,17 @@ __device__ __forceinline__ void keep_scales(TokenShared<Tile> &shared, const Til
 
 /* ---- host ---- */
 
-/* Calls launch with a value of the kind of product of 16 bits, whose first operand are the weights as they lie. */
-template <typename Launch>
-fg_status with_halves(const fg_gemm_params &params, const Launch &launch) {
-    constexpr Sm90Sums kPlain = Sm90Sums::kPlain;
-    if (params.a.dtype == FG_FLOAT16)
-        return params.b_row_major ? launch(Sm90HalfKm<kPlain>{}) : launch(Sm90Half<kPlain>{});
-    return params.b_row_major ? launch(Sm90Bfloat16Km<kPlain>{}) : launch(Sm90Bfloat16<kPlain>{});
-}
-
 /* Tokens of a tile and of a copy, once tiles are counted. Of one group the blocks of a pair, or a single one, copy a
- * tile's at once: the copy engine takes its time for those that there are not. */
+ * tile's at once, and no more than there are: rows beyond the last one of a matrix, which become 0, take the copy engine
+ * twice as long as others. Halves of a pair begin at a swizzle atom. */
 template <typename Tile>
 void set_tokens(GemmSm90Args &args) {
     args.box_tokens = Tile::kBoxTokensOfGroups;
     if (args.space.major.grouping != Grouping::kNone) return;
-    const int64_t length = args.space.major.length, of_tile = even_size<int64_t>(length, args.space.major_tiles);
-    const int64_t tokens = of_tile < length ? of_tile : length;
-    args.tile_tokens = static_cast<int32_t>(of_tile);
-    args.box_tokens = static_cast<int32_t>(ceil_div<int64_t>(ceil_div<int64_t>(tokens, Tile::kCluster), 8) * 8);
+    const int64_t length = args.space.major.length, tiles = args.space.major_tiles;
+    const int64_t longest = ceil_div<int64_t>(length, tiles), half = ceil_div<int64_t>(longest, 16) * 8;
+    args.tile_tokens = static_cast<int32_t>(length / tiles);
+    args.box_tokens = static_cast<int32_t>(Tile::kCluster == 1 ? longest : half);
 }
 
 }  // namespace flexgemm

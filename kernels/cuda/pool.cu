@@ -179,8 +179,8 @@ fg_status launch_mode(const PoolArgs &p, fg_pool_mode mode, bool backward, cudaS
 
 template <typename T>
 fg_status launch_width(const PoolArgs &p, fg_pool_mode mode, bool backward, cudaStream_t stream, fg_error *error) {
-    const bool vectors = rows_are_vectors<T>(p.in, p.in_stride, p.channels) &&
-                         rows_are_vectors<T>(p.out, p.out_stride, p.channels) &&
+    const bool vectors = in_vectors<T>(p.in, p.in_stride, p.channels) &&
+                         in_vectors<T>(p.out, p.out_stride, p.channels) &&
                          reinterpret_cast<uintptr_t>(p.argmax) % (kChannels<T> * sizeof(int32_t)) == 0;
     return vectors ? launch_mode<T, kChannels<T>>(p, mode, backward, stream, error)
                    : launch_mode<T, 1>(p, mode, backward, stream, error);

@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kTurningThreads, kBlocksPerSm)
 
 template <typename T>
 fg_status launch(ColumnsArgs args, cudaStream_t stream, fg_error *error) {
-    args.aligned = rows_begin_aligned<T>(args.x, args.column_stride, args.x_group_stride);
-    args.q_aligned = rows_begin_aligned<uint8_t>(args.q, args.q_stride, args.q_group_stride);
+    args.aligned = in_vectors<T>(args.x, args.column_stride, args.x_group_stride);
+    args.q_aligned = in_vectors<uint8_t>(args.q, args.q_stride, args.q_group_stride);
     const int64_t strips = ceil_div<int64_t>(args.rows, Part<T>::kRows);
     const int64_t parts = ceil_div<int64_t>(args.columns, kPartColumns), blocks = args.groups * strips * parts;
     const fg_status status = check_grid(blocks, error);

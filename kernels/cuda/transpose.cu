@@ -104,8 +104,8 @@ fg_status launch(TransposeArgs args, int64_t batch, int max_blocks, const fg_que
     int num_sms = 0, compute_capability = 0;
     const fg_status status = device_properties(queue->device_index, &num_sms, &compute_capability, error);
     if (status != FG_OK) return status;
-    args.from_aligned = rows_begin_aligned<T>(args.from, args.from_step, args.from_batch_step);
-    args.to_aligned = rows_begin_aligned<T>(args.to, args.to_step, args.to_batch_step);
+    args.from_aligned = in_vectors<T>(args.from, args.from_step, args.from_batch_step);
+    args.to_aligned = in_vectors<T>(args.to, args.to_step, args.to_batch_step);
     const int64_t across = ceil_div<int64_t>(args.columns, kTile<T>), down = ceil_div<int64_t>(args.rows, kTile<T>);
     const int64_t tiles = across * down * batch;
     if (tiles > INT32_MAX)
