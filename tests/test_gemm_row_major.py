@@ -269,13 +269,14 @@ def test_what_is_read_as_it_lies_needs_no_workspace(cuda):
         {},
         {"dtype": "float16", "out_dtype": "float32"},
         {"bias": bias},
-        {"columns": "ab"},
+        {"columns": "ab", "out_dtype": "float32"},
         {"columns": "ab", "accumulate": True, "out_dtype": "float32"},
         {"layout": "m_grouped", "lead_b": (3,), "offsets": ends},
         {"layout": "k_grouped", "columns": "ab", "offsets": ends, "shape": (3, 1024, 512)},
         {"layout": "batched", "columns": "ab", "lead_a": (3,), "lead_b": (3,), "shape": (3, 1024, 512)},
     ):
         assert workspace_of(cuda, 1024, 512, 1024, **how) == 0, how
+    assert workspace_of(cuda, 4096, 512, 1024, columns="ab") == 0
 
 
 def test_what_is_transposed_has_a_workspace(cuda):

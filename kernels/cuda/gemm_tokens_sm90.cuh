@@ -257,15 +257,20 @@ __device__ __forceinline__ auto token_scales(TokenShared<Tile> &shared) {
  * after that. */
 struct TileScales {
     float token, weight, bias, out;
+    float later_token; /* as many behind it as there are threads, of tiles with more tokens than those */
 };
 
 template <typename Tile>
 __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
     const Epilogue &to = args.epilogue;
     const int thread = threadIdx.x - ptx::kWarpgroup;
-    TileScales scales = {1.0f, 1.0f, 0.0f, 1.0f};
+    TileScales scales = {1.0f, 1.0f, 0.0f, 1.0f, 1.0f};
     if ((args.alike || thread < work.columns) && !to.block_scaled)
         scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
+    if constexpr (Tile::kBlockN > Tile::kConsumers) {
+        const int later = thread + Tile::kConsumers;
+        if (later < work.columns) scales.later_token = scale_at(to.scale_a, work.group, work.first_column + later);
+    }
     if (args.alike || thread < work.rows) {
         const int64_t column = work.first_row + thread;
         if (!to.block_scaled) scales.weight = scale_at(to.scale_b, work.weight, column);
@@ -282,6 +287,9 @@ template <typename Tile>
 __device__ __forceinline__ void keep_scales(TokenShared<Tile> &shared, const TileScales &scales, float alpha) {
     const int thread = threadIdx.x - ptx::kWarpgroup;
     if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
+    if constexpr (Tile::kBlockN > Tile::kConsumers)
+        if (thread + Tile::kConsumers < Tile::kBlockN)
+            shared.token_scale[thread + Tile::kConsumers] = scales.later_token;
     if (thread >= Tile::kWeightRows) return;
     shared.weight_scale[thread] = alpha * scales.weight;
     shared.bias[thread] = scales.bias;
