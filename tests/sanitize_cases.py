@@ -55,6 +55,7 @@ from products import (
     ENDS,
     check_grouped_output,
     elements,
+    own_dtype,
 )
 
 from flexgemm import _C
@@ -269,7 +270,7 @@ def all_cases():
     mixes = [(a, b, "ieee") for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     mixes += [(dtype, dtype, precision) for dtype, precision in MODES.values()]
     for a, b, precision in mixes:
-        own = "bfloat16" if a.startswith("float8") else a
+        own = own_dtype((a, b))
         for layout, sizes in (("dense", ()), ("grouped", (0, 1, 64, 30))):
             for place, shape, offset in (("aligned", (72, 192), 0), ("odd", (65, 97), 0), ("strided", (72, 192), 1)):
                 name = f"gemm/{layout}/{a}-{b}-{precision}/{place}"
@@ -340,8 +341,9 @@ def all_cases():
         (E4M3, 283, (56, 8224), 4), ("bfloat16", 203, (72, 144), 2), ("bfloat16", 187, (200, 272), 2),
         ("bfloat16", 130, (312, 528), 2), ("bfloat16", 155, (56, 6160), 2), ("float16", 347, (72, 272), 2),
     ):  # fmt: skip
-        how = common | {"dtypes": (dtype, dtype), "rows": rows, "shape": shape, "num_sms": num_sms}
-        how["out_dtype"] = "float16" if dtype == "float16" else "bfloat16"
+        dtypes = (dtype, dtype)
+        how = common | {"dtypes": dtypes, "out_dtype": own_dtype(dtypes)}
+        how |= {"rows": rows, "shape": shape, "num_sms": num_sms}
         for name, extras in (("", False), ("/scales", True)):
             cases[f"gemm/few/{dtype}/{rows}x{shape[0]}x{shape[1]}{name}"] = partial(gemm_case, extras=extras, **how)
     how = common | {"dtypes": (E4M3, E4M3), "out_dtype": "bfloat16", "num_sms": 1, "extras": "blocks"}

@@ -6,7 +6,24 @@ import guarded
 import numpy as np
 import pytest
 import reference
-from products import BLOCKS, DENSE, E4M3, E5M2, FP8_PAIRS, ROWS, USUAL, block_scales, judge, operands, plan_of, scale_of
+from products import (
+    ADDED,
+    BLOCKS,
+    DENSE,
+    E4M3,
+    E5M2,
+    FP8_PAIRS,
+    ROWS,
+    USUAL,
+    block_scales,
+    judge,
+    operands,
+    own_dtype,
+    plan_of,
+    scale_of,
+    tile_of,
+    width,
+)
 
 # Rows and columns of a tile; multiprocessors and (m, n, k). Rows are cut evenly, some tiles have one more; the last
 # columns, and the last step of K, lack some.
@@ -78,15 +95,11 @@ def check_tile(tile, sms, shape, dtype, split_k=1, more=0):
         assert (plan["few_rows"], plan["split_k"]) == (1, split_k)
 
 
-def usual(dtype):
-    return "float16" if dtype == "float16" else "bfloat16"
-
-
 def check_sums(backend, sms, shape, dtypes):
     """As they are, and with everything that a usual output may have besides."""
     m, n, _ = shape
     rng, a, b = operands(*shape, *dtypes)
-    out_dtype = usual(dtypes[0])
+    out_dtype = own_dtype(dtypes)
     how = {"scale_a": scale_of(rng, "row", m), "scale_b": scale_of(rng, "row", n), "alpha": -0.5}
     how["bias"] = rng.standard_normal(n).astype(np.float32)
     with guarded.multiprocessors(sms):
@@ -142,12 +155,11 @@ UNUSUAL = {
 @pytest.mark.parametrize("tile", [(80, 64), (144, 64), (176, 64), (96, 128)])
 def test_other_outputs_have_other_tiles(backend, tile, dtype, out_dtype, layout, how):
     sms, shape = TILES[dtype][tile]
-    plan = plan_of(sms, *shape, 1, DENSE, dtype)
-    assert (plan["block_m"], plan["block_n"]) != tile
+    assert tile_of(sms, *shape, 1, DENSE, dtype) != tile
     _, a, b = operands(*shape, dtype, dtype)
+    result = shape[0], width(shape[1], how.get("activation"))
     with guarded.multiprocessors(sms):
-        result = {"shape": (shape[0], shape[1] // 2)} if how.get("activation") == "swiglu" else {}
-        out = guarded.gemm(backend, a, b, out_dtype, **layout, **result, **how)
+        out = guarded.gemm(backend, a, b, out_dtype, shape=result, **layout, **how)
     judge(backend, out, reference.gemm(a, b, **how), dtype, out_dtype)
 
 
@@ -155,6 +167,7 @@ def test_other_outputs_have_other_tiles(backend, tile, dtype, out_dtype, layout,
 @pytest.mark.parametrize("tile", [(80, 64), (144, 64), (96, 128)])
 def test_added_sums_have_other_tiles(backend, tile, dtype):
     sms, shape = TILES[dtype][tile]
+    assert tile_of(sms, *shape, 1, DENSE | ADDED, dtype) != tile
     rng, a, b = operands(*shape, dtype, dtype)
     before = rng.standard_normal(shape[:2]).astype(np.float32)
     with guarded.multiprocessors(sms):

@@ -23,7 +23,7 @@ def all_asked(n, tiles=DENSE):
     return asked if n % 8 else [*asked, *(tiles | USUAL for tiles in asked)]
 
 
-@pytest.mark.parametrize("sms, m, n", [(2, 1300, 120), (4, 1160, 200)])
+@pytest.mark.parametrize("sms, m, n", [(2, 1300, 120), (4, 1160, 200)])  # of the last pair of 1,300 rows one has none
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @outputs
 def test_pairs_of_narrow_tiles(backend, sms, m, n, dtype, out_dtype, pad):
@@ -47,7 +47,7 @@ COLUMNS = {
     "192, half a pair": (4, (600, 380, 5136), (256, 192)),
     "176, whole": (2, (1024, 176, 5648), (256, 176)),
     "176, ragged": (6, (800, 350, 5904), (256, 176)),
-    "128, whole and half a pair": (2, (600, 124, 14608), (256, 128)),
+    "128, half a pair": (2, (600, 124, 14608), (256, 128)),
     "176, single blocks": (3, (384, 352, 2576), (128, 176)),
     "176, single blocks, ragged": (3, (300, 340, 2576), (128, 176)),
 }
