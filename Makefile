@@ -7,7 +7,7 @@
 # CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch flex_gemm
 #
 # simt runs the CUDA kernels on the CPU (tests/simt/README.md): the kernels' tests in both families, a quarter of an hour;
-# simt-paths one small case of every kernel path, one minute.
+# simt-paths one small case of every kernel path, five minutes on two cores.
 
 PYTHON ?= python3
 STEP ?= all
@@ -44,15 +44,18 @@ export CHECK_MODULE
 demo: build
 	$(BIN)/python -m flexgemm demo
 
+# Tests run in as many processes as there are cores, but in no more than have the memory for it.
+SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist worksteal
+
 # Waiting threads sleep: spinning ones take the cores from whatever else runs, and tests are many short parallel regions.
 test: build $(VENV)/dev.stamp
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
 
 docs: build $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --quiet
 
 # pytest itself, not python -m pytest: that would find the package of the working directory.
-EMULATED := PYTHONPATH=build/simt:. OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -m "not large"
+EMULATED := PYTHONPATH=build/simt:. OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q $(SIDE_BY_SIDE) -m "not large"
 
 simt: simt-paths
 	$(EMULATED) -m "gpu and not large" -k "not n20000" --ignore tests/simt --ignore tests/test_build.py

@@ -27,7 +27,7 @@ CXX = os.environ.get("CXX", "g++")
 # -g1: error messages name lines of kernels/cuda. Contraction is left to the kernels' own fma calls.
 CXX_FLAGS = ["-std=c++17", "-g1", "-march=native", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 KERNEL_FLAGS = [
-    "-O2",
+    "-O1",  # with more, the compiler takes longer than the tests gain
     "-ffp-contract=off",
     "-fsanitize=alignment",  # whose findings come to report.cpp
     "-Wno-unknown-pragmas",
