@@ -6,8 +6,8 @@
 # STEP     one step of gpu-check: tests, sanitize, conv, gemm, voxel or overhead; all of them without it
 # CHECK    more arguments of gpu-check: --scene lidar=cloud.npz, --anchors peers.json, --peers torch flex_gemm
 #
-# simt runs the CUDA kernels on the CPU (tests/simt/README.md): the kernels' tests in both families, a quarter of an hour;
-# simt-paths one small case of every kernel path, five minutes on two cores.
+# simt runs the CUDA kernels on the CPU (tests/simt/README.md), which it compiles for that: the kernels' tests in both
+# families; simt-paths one small case of every kernel path.
 
 PYTHON ?= python3
 STEP ?= all
