@@ -94,6 +94,23 @@ fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype d
 
 enum { FG_SECTOR_BYTES = 32 }; /* that memory is read by */
 
+/* Of the Hopper kernel for few rows: the most blocks that share the K of a tile, of up to so many rows; and of so many
+ * two. Their sums take the room of stages. */
+enum { FG_MOST_SHARING = 8, FG_ROWS_OF_SHARED = 128, FG_ROWS_OF_HALVED = 160 };
+
+/* Its tiles that fit the rows of a usual output: the lowest, and how far they are apart; and the tallest of each kind that
+ * there are registers for, by 64 columns and by 128. */
+enum {
+    FG_FITTING_LEAST = 80,
+    FG_FITTING_UNIT = 16,
+    FG_FITTING_FP8 = 192,
+    FG_FITTING_FP8_WIDE = 160,
+    FG_FITTING_SCALED = 128,
+    FG_FITTING_SCALED_WIDE = 64, /* none */
+    FG_FITTING_HALVES = 224,
+    FG_FITTING_HALVES_WIDE = 192,
+};
+
 /* What a product asks of the tiles of the Hopper kernel; bits. */
 enum {
     FG_TILES_PACKED = 1, /* groups of rows that start at multiples of 128: no tile has rows of two, none is left over */

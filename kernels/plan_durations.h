@@ -4,7 +4,7 @@
 #ifndef FLEXGEMM_PLAN_DURATIONS_H
 #define FLEXGEMM_PLAN_DURATIONS_H
 
-#include <stdint.h>
+#include "plan.h"
 
 /* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step (0: of a large tile, which takes
  * as long for a few), and of its end; of a large one both again where groups have any sizes and many tiles lack rows, and of
@@ -21,8 +21,8 @@ typedef struct {
     double step, full_step, end;
 } decode_tile;
 
-/* Of tiles of that kernel for usual outputs, of which several lie below each other: the most rows that there are tiles of,
- * 0: none; a step, and a row in it; begin and end, and how much longer each further wave takes than its steps. */
+/* Of tiles of that kernel for usual outputs, of which several lie below each other: the most rows that there are tiles of;
+ * a step, and a row in it; begin and end, and how much longer each further wave takes than its steps. */
 typedef struct {
     int32_t most;
     double step, row, end, again;
@@ -64,7 +64,7 @@ static const gemm_durations promoted = {
               {128, 96, 6, 1, 2.23, 0, 1, 2.26, 1.0, 14.9, 0}},
     .some = {{192, 256, 5, 2, 0.71, 0.017, 5.2, 0.71, 5.2, 5.2, 26}, {192, 256, 5, 2, 0.72, 0.019, 8, 0.72, 8, 8, 0}},
     .few = {1.9, 2.3, 11.5},
-    .fitting = {{192, 0.213, 0.0102, 23.7, 6.3}, {96, 0.229, 0.0178, 25, 8.5}},
+    .fitting = {{FG_FITTING_FP8, 0.213, 0.0102, 23.7, 6.3}, {FG_FITTING_FP8_WIDE, 0.725, 0.0110, 27.5, 10.8}},
     .share = 7,
     .last_end = 18,
     .pair_share = 10,
@@ -82,7 +82,7 @@ static const gemm_durations scaled = {
               {128, 128, 5, 1, 2.52, 0, 1.0, 2.52, 3.5, 14.9, 0}},
     .some = {{160, 256, 5, 2, 0.9, 0.019, 5.2, 0.9, 5.2, 5.2, 0}, {160, 256, 5, 2, 0.9, 0.02, 9, 0.9, 9, 9, 0}},
     .few = {2.05, 2.3, 8},
-    .fitting = {{128, 0.89, 0.0087, 25, 6}, {0}},
+    .fitting = {{FG_FITTING_SCALED, 0.89, 0.0087, 25, 6}, {FG_FITTING_SCALED_WIDE}},
     .share = 6,
     .last_end = 10,
     .pair_share = 10,
@@ -111,7 +111,7 @@ static const gemm_durations halves = {
     .tallest = {{256, 256, 4, 2, 1.0, 0.0147, 20, 1.0, 20, 20, 16},
                 {256, 256, 4, 2, 1.09, 0.014, 19.9, 1.09, 19.9, 19.9, 0}},
     .few = {1.7, 2.28, 8.5},
-    .fitting = {{224, 0.457, 0.00806, 12.5, 5.7}, {192, 0.376, 0.0146, 18.4, 7.4}},
+    .fitting = {{FG_FITTING_HALVES, 0.457, 0.00806, 12.5, 5.7}, {FG_FITTING_HALVES_WIDE, 0.376, 0.0146, 18.4, 7.4}},
     .share = 9.3,
     .last_end = 12,
     .pair_share = 13,

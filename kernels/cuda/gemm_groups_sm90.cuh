@@ -28,13 +28,9 @@ struct Sm90GroupTile : Sm90TokenTile<Math, kTokens, 2, 2, Use> {
     static constexpr int kSmallBytes = 1536 + 4 * kTokens; /* barriers, tiles, scales */
     static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / (Base::kStageBytes + Base::kScaleBytes);
     static constexpr int kSharedBytes = kStages * (Base::kStageBytes + Base::kScaleBytes) + kKeptBytes + kSmallBytes;
-    static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
     static_assert(kFloatsAtOnce * Base::kSumPitch * 4 <= kKeptBytes && Base::kTokenPitch <= 2 * Base::kWeightRows + 16,
                   "all kinds of sums find room");
     static_assert(kTokens % kHalvesAtOnce == 0 && kHalvesAtOnce % kFloatsAtOnce == 0, "tokens are stored by these");
-    static_assert(kProducerRegisters + Base::kWarpgroups * kConsumerRegisters <=
-                      (1 + Base::kWarpgroups) * ptx::registers_at_launch(Base::kThreads),
-                  "warpgroups divide the registers of the launch");
 };
 
 /* All of K of a tile of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas
@@ -79,16 +75,19 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
-                                    ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
+                                    ptx::wgmma_descriptor(stages + Tile::kWeightBytes), warpgroup};
+    constexpr bool kTurns = Tile::takes_turns(Tile::kBlockN); /* of the tallest tiles */
+    if constexpr (kTurns) begin_turns<Tile>(warpgroup);
     while (works.next(work)) {
         const TileScales scales = load_scales<Tile>(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
         const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
+        const int units = ceil_div(work.columns, Tile::kUnit);
         float sum[Tile::kBlockN / 2];
         if (has_rows)
-            multiply_units<Math, Tile>(sum, ceil_div(work.columns, Tile::kUnit), shared, stage, depth, at);
+            multiply_units<Math, Tile>(sum, units, shared, stage, depth, at);
         else
-            skip_tile(shared.rings, stage, depth, at);
+            skip_tile(shared.rings, stage, depth, at, Tile::takes_turns(units * Tile::kUnit) ? 1 : 0);
         keep_scales(shared, scales, args.epilogue.alpha);
         ptx::named_barrier(1, Tile::kConsumers);
         if (!is_plain<Tile>(args)) {
@@ -108,6 +107,7 @@ __device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_
                 [&](const Sm90Work &part, int) { TokenOutput<Tile, 1>(args, part, 0).copy(kept); });
         }
     }
+    if constexpr (kTurns) end_turns<Tile>(warpgroup);
 }
 
 /* ---- kernel ---- */

@@ -40,7 +40,18 @@ struct Sm90TokenTile : Use {
     static constexpr int kScaledRows = (kTokens + 15) / 16 * 16, kScaledBlocks = 1; /* a thread reads four of 16 */
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
     static constexpr int kScaleBytes = kScaled ? sizeof(StepScales<kScaledRows, kScaledBlocks>) : 0; /* of a stage */
+    /* Where producers hand registers to consumers. */
+    static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
     static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
+    static_assert(kWarpgroups == 1 || kProducerRegisters + kWarpgroups * kConsumerRegisters <=
+                                          (1 + kWarpgroups) * ptx::registers_at_launch(kThreads),
+                  "warpgroups divide the registers of the launch");
+
+    /* Whether two warpgroups take turns at starting the products of so many tokens: for fewer, what a turn takes is
+     * more than it gains. */
+    __host__ __device__ static constexpr bool takes_turns(int tokens) {
+        return Math::kPromote && kWarpgroups == 2 && tokens >= 112;
+    }
 };
 
 template <typename Tile>
