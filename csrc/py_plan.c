@@ -35,12 +35,13 @@ static int parse_question(fg_question *question, const char *name, const fg_para
 }
 
 static PyObject *answer(fg_plan plan) {
-    return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L}", "family",
+    return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:L}", "family",
                          plan.family == FG_FAMILY_SM90 ? "sm90" : "portable", "block_m", plan.block_m, "block_n",
                          plan.block_n, "block_k", plan.block_k, "num_stages", plan.num_stages, "groups", plan.groups,
                          "split_k", plan.split_k, "segment_tiles", plan.segment_tiles, "few_rows", plan.few_rows,
-                         "some_rows", plan.some_rows, "weights", (int)plan.weights, "adds_in_shared",
-                         plan.adds_in_shared, "workspace_bytes", (long long)plan.workspace_bytes);
+                         "some_rows", plan.some_rows, "least_rows", plan.least_rows, "overhead_rows",
+                         plan.overhead_rows, "weights", (int)plan.weights, "adds_in_shared", plan.adds_in_shared,
+                         "workspace_bytes", (long long)plan.workspace_bytes);
 }
 
 #define CONV_SHAPE_PARAMETERS                                                                                          \

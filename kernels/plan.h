@@ -30,6 +30,8 @@ typedef struct {
     int32_t segment_tiles;             /* of the Hopper convolution by segments, else 0: tiles of a segment */
     int32_t few_rows;  /* of the Hopper kernel for products of few rows: blocks that read rows for each other; else 0 */
     int32_t some_rows; /* 1: the Hopper kernel for groups of some rows, of which a tile has block_m at most; else 0 */
+    int32_t least_rows;     /* there: how low the device may choose tiles; 0: they have block_m rows at most, no less */
+    int32_t overhead_rows;  /* and what a tile takes besides its rows, in rows */
     fg_weights weights;     /* of either */
     int32_t adds_in_shared; /* 1: the one for many rows adds sums to the output in shared memory, beside the stages */
     double cost; /* of products on Hopper, in the unit of plan_durations.h: to compare plans of one product */
@@ -93,6 +95,28 @@ fg_gemm_shape fg_gemm_all_rows(const fg_gemm_params *params);
 fg_plan fg_plan_gemm(int64_t m, int64_t n, int64_t k, int64_t groups, fg_dtype dtype, int32_t num_sms);
 
 enum { FG_SECTOR_BYTES = 32 }; /* that memory is read by */
+
+/* Of the Hopper kernel for few rows: the most blocks that share the K of a tile, of up to so many rows; and of so many
+ * two. Their sums take the room of stages. */
+enum { FG_MOST_SHARING = 8, FG_ROWS_OF_SHARED = 128, FG_ROWS_OF_HALVED = 160 };
+
+/* Its tiles that fit the rows of a usual output: the lowest, and how far they are apart; and the tallest of each kind that
+ * there are registers for, by 64 columns and by 128. */
+enum {
+    FG_FITTING_LEAST = 80,
+    FG_FITTING_UNIT = 16,
+    FG_FITTING_FP8 = 192,
+    FG_FITTING_FP8_WIDE = 160,
+    FG_FITTING_SCALED = 128,
+    FG_FITTING_SCALED_WIDE = 64, /* none */
+    FG_FITTING_HALVES = 224,
+    FG_FITTING_HALVES_WIDE = 192,
+};
+
+/* Of the Hopper kernel for groups of some rows: heights of its tiles, and how many groups there may be where the device
+ * chooses one, since a warp has a group to each lane. */
+enum { FG_SOME_LEAST = 96, FG_SOME_UNIT = 16, FG_SOME_SCALED = 160, FG_SOME_PROMOTED = 192, FG_SOME_HALVES = 256 };
+enum { FG_FEW_GROUPS = 32 };
 
 /* What a product asks of the tiles of the Hopper kernel; bits. */
 enum {

@@ -5,8 +5,6 @@
 
 #include <math.h>
 
-enum { MAX_CLUSTER = 8 };
-
 static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 int32_t fg_clusters_at_once(int32_t num_sms, int32_t cluster) {
@@ -47,7 +45,7 @@ fg_plan fg_plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, const ge
         if (!(groups > 1 ? shapes[i].of_groups : shapes[i].dense) || pair > num_sms) continue;
         if (plan.few_rows && (plan.block_m >= rows && plan.block_m < block_m)) break;
         const int64_t tiles = (m + nonempty * (block_m - 1)) / block_m * ceil_div(n, block_n * pair);
-        const int32_t split = decode_split(tiles, steps, pair, MAX_CLUSTER, num_sms);
+        const int32_t split = decode_split(tiles, steps, pair, FG_MOST_SHARING, num_sms);
         const int64_t waves = split > 1 ? 1 : ceil_div(tiles * pair, num_sms);
         const decode_tile *const fewest = block_n == 64 ? &fewest_narrow : &fewest_wide;
         const decode_tile *const tile = block_m <= 64 ? fewest : &durations->few;
@@ -70,7 +68,7 @@ fg_plan fg_plan_decode(int64_t m, int64_t n, int64_t k, int64_t groups, const ge
  * rows above, between which they are. */
 fg_plan fg_plan_fitting(int64_t m, int64_t n, int64_t k, const gemm_durations *durations, bool askew, fg_plan best,
                         int32_t num_sms) {
-    enum { LEAST = 80, UNIT = 16, ONE_TILE = 128, TALLEST_OF_SHARED = 160, MOST_WAVES = 2 };
+    enum { ONE_TILE = 128, MOST_WAVES = 2 };
     const double ONE_ROW = 0.85;
     static const int32_t stages[2][10] = {{10, 9, 8, 7, 7, 6, 6, 6, 5, 5}, {7, 7, 6, 5, 5, 5, 4, 4}};
     const int64_t steps = ceil_div(k, best.block_k);
@@ -78,9 +76,11 @@ fg_plan fg_plan_fitting(int64_t m, int64_t n, int64_t k, const gemm_durations *d
     for (int32_t wide = 0; wide < 2; wide++) {
         const fitting_tile *const tile = &durations->fitting[wide];
         const int32_t block_n = wide ? 128 : 64;
-        for (int32_t block_m = LEAST; block_m <= tile->most; block_m += UNIT) {
+        for (int32_t block_m = FG_FITTING_LEAST; block_m <= tile->most; block_m += FG_FITTING_UNIT) {
             const int64_t rows = ceil_div(m, block_m), tiles = rows * ceil_div(n, block_n);
-            const int32_t most = wide || block_m > TALLEST_OF_SHARED ? 1 : block_m > ONE_TILE ? 2 : MAX_CLUSTER;
+            const int32_t most = wide || block_m > FG_ROWS_OF_HALVED ? 1
+                                 : block_m > FG_ROWS_OF_SHARED       ? 2
+                                                                     : FG_MOST_SHARING;
             const int32_t split = decode_split(tiles, steps, 1, most, num_sms);
             const int64_t waves = split > 1 ? 1 : ceil_div(tiles, num_sms);
             if (waves > MOST_WAVES) continue;
@@ -103,7 +103,7 @@ fg_plan fg_plan_fitting(int64_t m, int64_t n, int64_t k, const gemm_durations *d
                              .block_m = block_m,
                              .block_n = block_n,
                              .block_k = best.block_k,
-                             .num_stages = stages[wide][(block_m - LEAST) / UNIT],
+                             .num_stages = stages[wide][(block_m - FG_FITTING_LEAST) / FG_FITTING_UNIT],
                              .few_rows = 1,
                              .split_k = split,
                              .cost = cost};

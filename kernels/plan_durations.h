@@ -4,7 +4,7 @@
 #ifndef FLEXGEMM_PLAN_DURATIONS_H
 #define FLEXGEMM_PLAN_DURATIONS_H
 
-#include <stdint.h>
+#include "plan.h"
 
 /* A tile: blocks that share it, and its duration: of a step of K, of a row in it and step (0: of a large tile, which takes
  * as long for a few), and of its end; of a large one both again where groups have any sizes and many tiles lack rows, and of
@@ -21,8 +21,8 @@ typedef struct {
     double step, full_step, end;
 } decode_tile;
 
-/* Of tiles of that kernel for usual outputs, of which several lie below each other: the most rows that there are tiles of,
- * 0: none; a step, and a row in it; begin and end, and how much longer each further wave takes than its steps. */
+/* Of tiles of that kernel for usual outputs, of which several lie below each other: the most rows that there are tiles of;
+ * a step, and a row in it; begin and end, and how much longer each further wave takes than its steps. */
 typedef struct {
     int32_t most;
     double step, row, end, again;
@@ -34,12 +34,13 @@ typedef struct {
     /* Of the kernel for groups of some rows, where there is one group and where there are more: the tallest that shorter
      * ones resemble, and a taller one; block_m 0: there is none. */
     gemm_tile some[2], tallest[2];
-    decode_tile few;         /* 128 of few rows by 64 columns */
-    fitting_tile fitting[2]; /* by 64 columns, by 128 */
-    double last_end;         /* ends of the others, but for those of the last wave, are hidden behind the next ones */
-    double share;            /* where blocks share the K of a tile: to exchange their sums */
-    double pair_share;       /* the same where those of a pair share that of a large one */
-    double own_b;            /* steps that one of those takes, where each block reads all of B */
+    gemm_tile chosen, tallest_chosen; /* the same where the device chooses how tall they are */
+    decode_tile few;                  /* 128 of few rows by 64 columns */
+    fitting_tile fitting[2];          /* by 64 columns, by 128 */
+    double last_end;   /* ends of the others, but for those of the last wave, are hidden behind the next ones */
+    double share;      /* where blocks share the K of a tile: to exchange their sums */
+    double pair_share; /* the same where those of a pair share that of a large one */
+    double own_b;      /* steps that one of those takes, where each block reads all of B */
     double apart; /* the same of a pair whose blocks have rows of two groups, beside as many others as there may be */
     double bytes; /* that memory reads in a unit */
     double read_again; /* of what tiles of a group could share of B in L2: where groups differ they do not keep step */
@@ -62,9 +63,10 @@ static const gemm_durations promoted = {
               {256, 128, 6, 2, 2.67, 0, 8.9, 2.75, 8.9, 23, 0},
               {128, 128, 6, 1, 2.74, 0, 1, 2.6, 2.7, 20, 0},
               {128, 96, 6, 1, 2.23, 0, 1, 2.26, 1.0, 14.9, 0}},
+    .chosen = {FG_SOME_PROMOTED, 256, 5, 2, 0.6, 0.0161, 15.1, 0.6, 15.1, 15.1, 0},
     .some = {{192, 256, 5, 2, 0.71, 0.017, 5.2, 0.71, 5.2, 5.2, 26}, {192, 256, 5, 2, 0.72, 0.019, 8, 0.72, 8, 8, 0}},
     .few = {1.9, 2.3, 11.5},
-    .fitting = {{192, 0.213, 0.0102, 23.7, 6.3}, {96, 0.229, 0.0178, 25, 8.5}},
+    .fitting = {{FG_FITTING_FP8, 0.213, 0.0102, 23.7, 6.3}, {FG_FITTING_FP8_WIDE, 0.725, 0.0110, 27.5, 10.8}},
     .share = 7,
     .last_end = 18,
     .pair_share = 10,
@@ -80,9 +82,10 @@ static const gemm_durations scaled = {
     .large = {{256, 256, 4, 2, 3.65, 0, 12.7, 3.65, 15.2, 59.5, 0},
               {256, 128, 5, 2, 2.5, 0, 9.4, 2.5, 9.4, 25.9, 0},
               {128, 128, 5, 1, 2.52, 0, 1.0, 2.52, 3.5, 14.9, 0}},
+    .chosen = {FG_SOME_SCALED, 256, 5, 2, 0.78, 0.0172, 13.6, 0.78, 13.6, 13.6, 0},
     .some = {{160, 256, 5, 2, 0.9, 0.019, 5.2, 0.9, 5.2, 5.2, 0}, {160, 256, 5, 2, 0.9, 0.02, 9, 0.9, 9, 9, 0}},
     .few = {2.05, 2.3, 8},
-    .fitting = {{128, 0.89, 0.0087, 25, 6}, {0}},
+    .fitting = {{FG_FITTING_SCALED, 0.89, 0.0087, 25, 6}, {FG_FITTING_SCALED_WIDE}},
     .share = 6,
     .last_end = 10,
     .pair_share = 10,
@@ -106,12 +109,14 @@ static const gemm_durations halves = {
               {256, 128, 6, 2, 2.29, 0, 8.6, 2.29, 8.6, 20, 9},
               {128, 128, 6, 1, 2.49, 0, 0, 2.51, 1.7, 7.5, 0},
               {128, 96, 6, 1, 1.98, 0, 1, 2.04, 1, 2.3, 0}},
+    .chosen = {192, 256, 5, 2, 0.75, 0.0145, 12.8, 0.75, 12.8, 12.8, 0},
+    .tallest_chosen = {FG_SOME_HALVES, 256, 4, 2, 0.835, 0.0162, 14.5, 0.835, 14.5, 14.5, 0},
     .some = {{192, 256, 5, 2, 0.74, 0.0147, 5.5, 0.74, 5.5, 5.5, 16},
              {192, 256, 5, 2, 0.76, 0.0147, 13, 0.76, 13, 13, 0}},
     .tallest = {{256, 256, 4, 2, 1.0, 0.0147, 20, 1.0, 20, 20, 16},
                 {256, 256, 4, 2, 1.09, 0.014, 19.9, 1.09, 19.9, 19.9, 0}},
     .few = {1.7, 2.28, 8.5},
-    .fitting = {{224, 0.457, 0.00806, 12.5, 5.7}, {192, 0.376, 0.0146, 18.4, 7.4}},
+    .fitting = {{FG_FITTING_HALVES, 0.457, 0.00806, 12.5, 5.7}, {FG_FITTING_HALVES_WIDE, 0.376, 0.0146, 18.4, 7.4}},
     .share = 9.3,
     .last_end = 12,
     .pair_share = 13,

@@ -134,6 +134,7 @@ typedef struct {
     int64_t rows, groups, n, steps;
     bool known, dense, added, askew;
     bool bounded; /* how many rows a group has is not known before */
+    bool chosen;  /* and they are so few that the device chooses how tall tiles of some rows are */
     const gemm_durations *durations;
 } gemm_question;
 
@@ -211,10 +212,51 @@ static double time_to_add(const gemm_question *q, const gemm_tile *tile, int32_t
     return q->added ? bytes * tile->block_m * tile->block_n * at_once / q->durations->bytes : 0;
 }
 
+/* What a tile of some rows takes besides those, in rows. */
+static int32_t overhead_rows(const gemm_tile *tile, int64_t steps) {
+    return steps > 0 ? (int32_t)fmin((tile->step + tile->end / (double)steps) / tile->row, INT16_MAX) : 0;
+}
+
+/* The same as cost_of_spread where the device chooses how tall tiles are: by its rule, for a few draws of sizes, of as many
+ * groups as stand for all. A draw is of a sequence that spreads evenly. */
+static double cost_of_chosen(const gemm_question *q, double spread, const gemm_tile *tile, int32_t num_sms) {
+    enum { DRAWS = 4, SAMPLE = 8 };
+    /* Tiles that share weights are neighbours, so that B comes faster and little of it again. */
+    const double GOLDEN = 0.6180339887498949, READ_AGAIN = 0.15, FASTER = 1.08;
+    const int32_t groups = q->groups < SAMPLE ? (int32_t)q->groups : SAMPLE, draws = spread > 0 ? DRAWS : 1;
+    const double overhead = overhead_rows(tile, q->steps), each = (double)q->groups / groups;
+    const double minor = (double)ceil_div(q->n, tile->block_n), at_once = num_sms / tile->blocks;
+    double busy = 0, tiles_of_group = 0;
+    for (int32_t draw = 0; draw < draws; draw++) {
+        double sizes[SAMPLE], all = 0;
+        for (int32_t group = 0; group < groups; group++) {
+            const double place = (group + 1) * GOLDEN + (double)draw / DRAWS;
+            sizes[group] = (double)q->rows * (1 + spread * (2 * (place - floor(place)) - 1));
+            all += sizes[group] * each;
+        }
+        double least = INFINITY, tiles_of_least = 0;
+        for (int32_t rows = tile->block_m; rows >= FG_SOME_LEAST; rows -= FG_SOME_UNIT) {
+            double tiles = 0;
+            for (int32_t group = 0; group < groups; group++) tiles += ceil(sizes[group] / rows) * each;
+            const double cost = ceil(tiles * minor / at_once) * (overhead + all / tiles);
+            if (cost >= least) continue;
+            least = cost;
+            tiles_of_least = tiles;
+        }
+        busy += least / draws;
+        tiles_of_group += tiles_of_least / (double)(draws * q->groups);
+    }
+    busy *= tile->row * (double)q->steps;
+    const double reads = 1 + READ_AGAIN * (tiles_of_group - 1),
+                 bytes = FG_STEP_BYTES * (double)q->groups * (double)q->n;
+    return fmax(busy, (double)q->steps * bytes * reads / (FASTER * q->durations->bytes));
+}
+
 /* Waves of tiles, times the duration of one; or what memory takes to read B. */
 static double cost_of_spread(const gemm_question *q, double spread, const gemm_tile *tile, int32_t num_sms) {
     const int32_t at_once = num_sms / tile->blocks;
     if (at_once == 0) return INFINITY;
+    if (q->chosen && tile->row > 0 && q->rows > 0) return cost_of_chosen(q, spread, tile, num_sms);
     const bool whole = q->known || q->groups == 1; /* most tiles */
     gemm_rows of_group;
     const double waves = waves_of(q, spread, tile, num_sms, &of_group);
@@ -273,13 +315,20 @@ static bool take_cheaper(fg_plan *plan, const gemm_question *q, const gemm_tile 
 
 /* Of the kernel for groups of some rows, which are cut evenly into tiles of at most so many rows; blocks 0: it has none
  * of so many. */
-static gemm_tile tile_of_some(const gemm_durations *durations, int32_t most, bool grouped) {
-    if (most == durations->tallest[grouped].block_m) return durations->tallest[grouped];
-    gemm_tile tile = durations->some[grouped];
+static gemm_tile tile_of_some(const gemm_question *q, int32_t most, bool grouped) {
+    const gemm_durations *const durations = q->durations;
+    const gemm_tile *const tallest = q->chosen ? &durations->tallest_chosen : &durations->tallest[grouped];
+    if (most == tallest->block_m) return *tallest;
+    gemm_tile tile = q->chosen ? durations->chosen : durations->some[grouped];
     if (most > tile.block_m) tile.blocks = 0;
     tile.block_m = most;
     tile.num_stages = most <= 96 ? 7 : most <= 160 && durations != &scaled ? 6 : 5;
     return tile;
+}
+
+/* Whether there is a kernel whose tallest tiles these are: where the device chooses, only such are weighed. */
+static bool is_tallest_of_kernel(int32_t rows) {
+    return rows == FG_SOME_LEAST || rows == FG_SOME_SCALED || rows == FG_SOME_PROMOTED || rows == FG_SOME_HALVES;
 }
 
 /* Persistent blocks walk over the tiles in waves of num_sms, so what counts is the number of waves times the duration
@@ -296,10 +345,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         ONE_TILE = 128,
         SOME_ROWS = 512,
         FEW_COLUMNS_ROWS = 2048, /* that few columns leave with fewer large tiles than there are multiprocessors */
-        LEAST = 96,
-        TALLEST = 256,
-        UNIT = 16,
-        BOX_COLUMNS = 64, /* of a row-major B, which is one block's */
+        BOX_COLUMNS = 64,        /* of a row-major B, which is one block's */
         /* In the unit of durations: what pairs that share K exchange (pair_share) behind the last products, and what
          * begin and end of a tile take that no other is before or behind. Of all kinds. */
         LAST_EXCHANGE = 11,
@@ -332,6 +378,7 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
         .added = tiles & FG_TILES_ADDED && m > SOME_ROWS,
         .askew = tiles & FG_TILES_ASKEW,
         .bounded = apart && !(tiles & FG_TILES_EQUAL),
+        .chosen = fits && grouped && !known && groups <= FG_FEW_GROUPS,
         .durations = durations,
     };
     plan.cost = INFINITY;
@@ -348,9 +395,13 @@ static fg_plan choose_sm90(int64_t m, int64_t n, int64_t k, int64_t groups, fg_d
     }
     const int64_t most = !fits ? ONE_TILE : tiles & FG_TILES_ADDED ? SOME_ROWS : FEW_COLUMNS_ROWS;
     const bool some = fits && !columns && (grouped || (rows > ONE_TILE && rows <= most));
-    for (int32_t tallest = LEAST; tallest <= TALLEST && some; tallest += UNIT) {
-        const gemm_tile tile = tile_of_some(durations, tallest, grouped);
-        if (tile.blocks > 0 && take_cheaper(&plan, &question, &tile, 0, num_sms)) plan.some_rows = 1;
+    for (int32_t most_rows = FG_SOME_LEAST; most_rows <= FG_SOME_HALVES && some; most_rows += FG_SOME_UNIT) {
+        const gemm_tile tile = tile_of_some(&question, most_rows, grouped);
+        if (tile.blocks == 0 || (question.chosen && !is_tallest_of_kernel(most_rows))) continue;
+        if (!take_cheaper(&plan, &question, &tile, 0, num_sms)) continue;
+        plan.some_rows = 1;
+        plan.least_rows = question.chosen ? FG_SOME_LEAST : 0;
+        plan.overhead_rows = question.chosen ? overhead_rows(&tile, question.steps) : 0;
     }
     if (grouped || rows > most || tiles & (FG_TILES_TALL | FG_TILES_NARROW)) return plan;
     if (rows <= ONE_TILE) {

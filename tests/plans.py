@@ -23,6 +23,8 @@ KEYS = {
     "segment_tiles",
     "few_rows",
     "some_rows",
+    "least_rows",
+    "overhead_rows",
     "weights",
     "adds_in_shared",
     "workspace_bytes",

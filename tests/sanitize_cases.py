@@ -337,8 +337,9 @@ def all_cases():
     # Tiles of that kernel that fit usual outputs, by 64 rows of weights and by 128; several to a block; shared.
     common = {"precision": "ieee", "sizes": (), "offset": 0}
     for dtype, rows, shape, num_sms in (
-        (E4M3, 75, (56, 288), 1), (E4M3, 379, (56, 288), 2), (E4M3, 187, (120, 1056), 2), (E4M3, 521, (56, 288), 2),
-        (E4M3, 283, (56, 8224), 4), ("bfloat16", 203, (72, 144), 2), ("bfloat16", 187, (200, 272), 2),
+        (E4M3, 75, (56, 288), 1), (E4M3, 379, (56, 288), 2), (E4M3, 281, (120, 1056), 3), (E4M3, 521, (56, 288), 2),
+        (E4M3, 130, (440, 288), 2), (E4M3, 315, (120, 288), 2), (E4M3, 283, (56, 8224), 4),
+        ("bfloat16", 203, (72, 144), 2), ("bfloat16", 187, (200, 272), 2),
         ("bfloat16", 130, (312, 528), 2), ("bfloat16", 155, (56, 6160), 2), ("float16", 347, (72, 272), 2),
     ):  # fmt: skip
         dtypes = (dtype, dtype)

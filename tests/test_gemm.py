@@ -124,9 +124,9 @@ SOME_ROWS = {
     "two rows of tiles": (132, (144, 200, 528), (128, 64, 1, 0, 1)),
     "two rows of tiles that share K": (132, (200, 520, 4112), (128, 64, 1, 0, 6)),
     "one row of tiles": (4, (120, 248, 4112), (128, 64, 1, 0, 1)),
-    "cut evenly": (4, (300, 504, 4112), (160, 256, 0, 1, 1)),
+    "cut evenly": (2, (260, 712, 2064), (144, 256, 0, 1, 1)),
     "cut evenly, one row of tiles": (2, (140, 712, 1040), (144, 256, 0, 1, 1)),
-    "cut evenly, several tiles to a block": (2, (144, 504, 2064), (144, 256, 0, 1, 1)),
+    "cut evenly, several tiles to a block": (2, (144, 696, 2064), (144, 256, 0, 1, 1)),
     "large": (1, (129, 97, 576), (128, 128, 0, 0, 1)),
     "large, several tiles to a block": (1, (300, 264, 528), (128, 176, 0, 0, 1)),
 }

@@ -36,8 +36,12 @@ TILES = {
         (160, 64): (2, (315, 56, 288)),
         (176, 64): (2, (347, 56, 288)),
         (192, 64): (2, (379, 56, 288)),
-        (80, 128): (2, (155, 120, 800)),
-        (96, 128): (2, (187, 120, 1056)),
+        (80, 128): (3, (233, 120, 1056)),
+        (96, 128): (3, (281, 120, 1056)),
+        (112, 128): (2, (219, 120, 2080)),
+        (128, 128): (2, (251, 120, 2080)),
+        (144, 128): (2, (283, 72, 416)),
+        (160, 128): (2, (315, 120, 288)),
     },
     "bfloat16": {
         (80, 64): (1, (75, 56, 144)),
@@ -70,10 +74,12 @@ every_tile = pytest.mark.parametrize(
     ],
 )
 
-# Of two waves of tiles; and multiprocessors, (m, n, k) and how many blocks share the K of a tile.
+# Of two waves of tiles, by 128 columns one warpgroup of the last has none; and multiprocessors, (m, n, k) and how many
+# blocks share the K of a tile.
 TWO_WAVES = [
     (E4M3, (144, 64), 2, (521, 56, 288)),
-    (E4M3, (80, 128), 3, (130, 312, 1056)),
+    (E4M3, (112, 128), 3, (219, 312, 2080)),
+    (E4M3, (144, 128), 2, (130, 440, 288)),
     ("bfloat16", (144, 64), 2, (521, 56, 144)),
     ("bfloat16", (144, 128), 2, (130, 312, 528)),
 ]
@@ -152,7 +158,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("out_dtype, layout, how", UNUSUAL.values(), ids=UNUSUAL)
 @pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
-@pytest.mark.parametrize("tile", [(80, 64), (144, 64), (176, 64), (96, 128)])
+@pytest.mark.parametrize("tile", [(80, 64), (144, 64), (176, 64), (96, 128), (160, 128)])
 def test_other_outputs_have_other_tiles(backend, tile, dtype, out_dtype, layout, how):
     sms, shape = TILES[dtype][tile]
     assert tile_of(sms, *shape, 1, DENSE, dtype) != tile

@@ -182,8 +182,8 @@ def check_taller_tiles(backend, most, sizes, n, k, dtypes, out_dtype, sms=8):
         check_grouped(backend, rows, n, k, offsets, groups, dtypes, out_dtype, scales=("row", "row"), bias=True)
 
 
-@pytest.mark.parametrize("most, n, sms, sizes", [(160, 648, 10, [150, 16, 159, 146, 80]),
-                                                 (176, 648, 8, [176, 129, 1, 175, 160]),
+@pytest.mark.parametrize("most, n, sms, sizes", [(160, 136, 10, [150, 16, 159, 146, 80]),
+                                                 (192, 392, 12, [177, 129, 1, 175, 191]),
                                                  (192, 392, 6, [207, 150, 61, 191, 182])])  # fmt: skip
 @pytest.mark.parametrize("dtypes, out_dtype", [((E4M3, E4M3), "bfloat16"), ((E4M3, E5M2), "float32"),
                                                (("bfloat16",) * 2, "bfloat16")])  # fmt: skip
@@ -195,7 +195,21 @@ def test_groups_of_some_rows_in_taller_tiles(backend, most, n, sms, sizes, dtype
 @pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
 def test_groups_of_some_rows_in_the_tallest_tiles(backend, dtype, out_dtype):
     """Which only 16-bit products have, where K is deep: by 208, 224, 240 and 256 rows of wgmma, and by 16."""
-    check_taller_tiles(backend, 256, [200, 223, 1, 230, 241], 1544, 4112, (dtype, dtype), out_dtype)
+    check_taller_tiles(backend, 256, [200, 223, 1, 230, 241], 392, 4112, (dtype, dtype), out_dtype, sms=10)
+
+
+@pytest.mark.parametrize("groups", [2, 31, 32, 33, 65])
+@pytest.mark.parametrize("sms", [2, 6])
+@pytest.mark.parametrize("dtypes", [(E4M3, E4M3), ("bfloat16",) * 2], ids=["fp8", "bf16"])
+def test_groups_of_some_rows_by_several_waves(backend, dtypes, sms, groups):
+    """Of up to 32 groups the device chooses how tall tiles are, and which come first."""
+    sizes = [(16, 97, 0, 60, 130, 1, 60)[g % 7] for g in range(groups)]
+    rows = sum(sizes) + 9
+    plan = _C.plan_gemm_sm90(m=rows, n=392, k=144, groups=groups, dtype=dtypes[0], num_sms=sms)
+    assert (plan["some_rows"], plan["least_rows"] > 0) == (1, groups <= 32)
+    offsets = offsets_of(sizes, "bounds", "int32", first=5)
+    with guarded.multiprocessors(sms):
+        check_grouped(backend, rows, 392, 144, offsets, groups, dtypes, "bfloat16")
 
 
 def test_one_group_equals_the_dense_product(backend):

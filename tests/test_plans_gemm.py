@@ -123,7 +123,7 @@ def hopper_tile(m, n, groups, k=7168, tiles=0, dtype=FP8[0]):
         (33_694, 4096, 8, (256, 256)),
         (11_200, 3072, 16, (256, 256)),  # what pairs leave over of two groups is a pair, too
         (8069, 1536, 128, (96, 256)),
-        (16 * 126, 7168, 16, (176, 256)),  # one tile a group, though some have a third more rows
+        (16 * 126, 7168, 16, (192, 256)),  # one tile a group, though some have a third more rows
         (8 * 224, 2048, 8, (160, 256)),  # two tiles a group
         (8320, 4096, 32, (256, 256)),  # many of them: large tiles end under the next one's products
     ],
@@ -158,10 +158,31 @@ def test_rows_that_are_only_expected_may_be_a_few_more():
 def test_waves_of_few_groups_are_what_their_sizes_make_likely():
     """Each has up to a third more or less than expected, on its own: what would fit the mean need not be the best."""
     # Six to twelve tiles along rows, mostly eight or nine.
-    assert hopper_tile(2 * 512, 4096, 2, tiles=MASKED) == (128, 128)
-    assert hopper_tile(4 * 256, 4096, 4, tiles=MASKED) == (176, 256)  # at most two tiles to a group
-    # Two tiles to nearly all groups: two waves, or little more.
-    assert hopper_tile(8 * 200, 3072, 8, k=4096, tiles=MASKED) == (128, 192)
+    assert hopper_tile(2 * 512, 7168, 2, k=2048, tiles=MASKED) == (128, 256)
+    assert hopper_tile(4 * 256, 7168, 4, k=2048, tiles=MASKED) == (128, 192)
+
+
+@pytest.mark.parametrize("dtype, tallest", [(FP8[0], {96, 160, 192}), ("bfloat16", {96, 160, 192, 256})])
+def test_of_few_groups_the_device_chooses_how_tall_tiles_are(dtype, tallest):
+    """Since it alone knows their sizes: a kernel is chosen by the heights it has, and told what tiles cost besides."""
+
+    def plan(groups, rows, tiles=0):
+        return check(
+            _C.plan_gemm_sm90(m=groups * rows, n=4096, k=7168, groups=groups, dtype=dtype, num_sms=SMS, tiles=tiles)
+        )
+
+    seen = set()
+    for groups, rows, tiles in itertools.product([2, 4, 9, 32], range(40, 400, 24), [0, MASKED]):
+        chosen = plan(groups, rows, tiles)
+        if chosen["some_rows"]:
+            assert chosen["least_rows"] == 96 and chosen["block_m"] in tallest
+            assert 40 <= chosen["overhead_rows"] <= 80
+            seen.add(chosen["block_m"])
+        else:
+            assert chosen["least_rows"] == chosen["overhead_rows"] == 0
+    assert seen == tallest
+    for others in (plan(33, 130), plan(4, 130, EQUAL)):
+        assert (others["some_rows"], others["least_rows"], others["overhead_rows"]) == (1, 0, 0)
 
 
 def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
@@ -171,9 +192,9 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
         return chosen["block_m"] if chosen["some_rows"] else None
 
     assert most(64 * 64, 4096, 64) == most(64, 4096, 64) == 96
-    assert most(4 * 130, 4096, 4) == 176  # one tile a group, though some have a third more rows
+    assert most(4 * 130, 4096, 4) == 192  # one tile a group, though some have a third more rows
     assert most(4 * 130, 4096, 4, EQUAL) == 144
-    assert most(4 * 220, 4096, 4, MASKED) == 144  # two tiles of each, with up to a third more rows, are two waves
+    assert most(4 * 220, 4096, 4, MASKED) == 160  # two tiles of each, with up to a third more rows, are two waves
     assert most(32 * 200, 4096, 32, dtype="bfloat16") == 256  # whose sums leave registers for more rows
     assert most(8 * 4096, 4096, 8) is None  # large groups waste little of tiles of 128 rows
     assert most(8 * 4096, 4096, 8, MASKED) is None
@@ -184,7 +205,7 @@ def test_groups_of_some_rows_are_cut_to_fill_the_multiprocessors():
     for tiles in (PACKED, NARROW, TALL):
         assert most(64 * 64, 4096, 64, tiles) is None
     assert most(64 * 64, 4096, 64, BLOCKS) == 96
-    assert most(4 * 110, 4096, 4, BLOCKS) == 144
+    assert most(4 * 110, 4096, 4, BLOCKS) == 160
     # Sums of more rows leave no registers for their scales.
     assert all((most(8 * rows, 4096, 8, BLOCKS) or 0) <= 160 for rows in range(64, 400, 8))
 
@@ -283,10 +304,11 @@ def test_usual_outputs_have_tiles_that_fit_their_rows():
         assert tile(516, 1536, 14336 // depth, dtype) == (112, 64, 1, 1)  # five rows of 24
         assert tile(675, 1024, 16384 // depth, dtype) == (96, 64, 1, 1)  # eight rows of 16
         assert tile(128, 7168, 4096 // depth, dtype) == (128, 64, 1, 1)
+        assert tile(836, 5120, 5120, dtype) == (144, 128, 1, 1)  # two waves of 120
         assert tile(4096, 2112, 14336 // depth, dtype)[2] == 0  # three waves and more have large tiles
     assert tile(1141, 1024, 8192, "bfloat16") == (80, 128, 1, 1)
-    assert tile(836, 5120, 5120, "bfloat16") == (144, 128, 1, 1)  # two waves of 120
-    assert tile(836, 5120, 5120)[2] == 0  # FP8 has none so tall: its partial sums take registers, too
+    assert tile(1010, 5120, 5120, "bfloat16") == (176, 128, 1, 1)
+    assert tile(1010, 5120, 5120)[2] == 0  # FP8 has none so tall: its partial sums take registers, too
     assert tile(75, 4096, 7168, asked=DENSE | ROWS | USUAL | BLOCKS) == (80, 64, 1, 2)
     for other in (DENSE, DENSE | ROWS, DENSE | ADDED | ROWS, DENSE | ROWS | ROW_MAJOR | COLUMNS | USUAL):
         assert tile(140, 6144, 4096, "bfloat16", other)[2] == 0

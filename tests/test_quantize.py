@@ -177,6 +177,7 @@ def test_nan_and_infinity(backend, columns, source, granularity, dtype):
     assert f64(q)[4, 6] == limit
     assert f64(q)[5, 7] == -limit
     assert np.nanmax(np.abs(f64(q))) == limit
+    assert (q.view(np.uint8)[np.isnan(f64(q))] & 0x7F == 0x7F).all()  # of all that e5m2 has, on every backend
 
 
 @to_fp8

@@ -205,7 +205,7 @@ typedef struct {
 } small_format;
 
 static const small_format float8_e4m3fn = {8, 3, 7, 0x7f, 0x7e, 0x7f};
-static const small_format float8_e5m2 = {8, 2, 15, 0x7c, 0x7b, 0x7e};
+static const small_format float8_e5m2 = {8, 2, 15, 0x7c, 0x7b, 0x7f};
 
 SIMD_INLINE vuint splat(uint32_t x) { return (vuint){0} + x; }
 

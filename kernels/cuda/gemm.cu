@@ -38,13 +38,15 @@ Way transposing(const fg_gemm_params &params, bool a, bool b) {
 }
 
 /* The way of least cost: Hopper takes some products as they lie, others beside a transposed A. By all multiprocessors,
- * whatever the caller may use: a workspace is large enough wherever it is asked for. */
+ * whatever the caller may use, and wherever the output begins: a workspace is large enough whenever it is asked for. */
 Way choose_way(const fg_gemm_params &params, int num_sms, int compute_capability) {
     const bool a = fg_lies_in_columns(&params.a), b = params.b_row_major;
     Way best = transposing(params, a, b);
     if (compute_capability != 90 || !b) return best;
     const auto cost_of = [&](const Way &way) {
-        return fg_gemm_cost_sm90(&way.product, num_sms) + fg_transposition_cost_sm90(way.bytes_a) +
+        fg_gemm_params product = way.product;
+        product.out.data = nullptr;
+        return fg_gemm_cost_sm90(&product, num_sms) + fg_transposition_cost_sm90(way.bytes_a) +
                fg_transposition_cost_sm90(way.bytes_b);
     };
     double least = gemm_sm90_takes(best.product) ? cost_of(best) : INFINITY;

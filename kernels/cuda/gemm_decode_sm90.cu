@@ -3,7 +3,6 @@
  */
 #include "gemm_decode_sm90.cuh"
 
-#include <algorithm>
 #include <type_traits>
 
 #include "gemm_host_sm90.cuh"
@@ -16,7 +15,7 @@ namespace {
 template <auto kKernel>
 fg_status clusters_at_once(int cluster, int threads, int shared_bytes, const fg_queue *queue, int *count,
                            fg_error *error) {
-    static std::atomic<int> known[kMaxCachedDevices][kMaxDecodeSplit + 1];
+    static std::atomic<int> known[kMaxCachedDevices][FG_MOST_SHARING + 1];
     const bool kept = queue->device_index < kMaxCachedDevices;
     *count = kept ? known[queue->device_index][cluster].load(std::memory_order_relaxed) : 0;
     if (*count > 0) return FG_OK;
@@ -54,7 +53,7 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
     status = allow_shared<kernel>(Tile::kSharedBytes, error);
     if (status != FG_OK) return status;
 
-    for (args.split = std::min(plan.split_k, Tile::kMostSharing); args.split > 1; --args.split) {
+    for (args.split = plan.split_k; args.split > 1; --args.split) {
         const int cluster = args.split * Tile::kCluster;
         int clusters = 0;
         status = clusters_at_once<kernel>(cluster, Tile::kThreads, Tile::kSharedBytes, queue, &clusters, error);
@@ -73,20 +72,21 @@ fg_status launch_tile(const fg_plan &plan, const TensorRows &weights, const Tens
 
 /* The most tokens that there are registers for, beside so many warpgroups of weights. */
 template <typename Math, int kOfWeights>
-constexpr int kMostTokens = kOfWeights == 2 ? (Math::kScaled ? 64
-                                               : Math::kFp8  ? 96
-                                                             : 192)
-                                            : (Math::kScaled ? 128
-                                               : Math::kFp8  ? 192
-                                                             : 224);
+constexpr int kMostTokens = kOfWeights == 2 ? (Math::kScaled ? FG_FITTING_SCALED_WIDE
+                                               : Math::kFp8  ? FG_FITTING_FP8_WIDE
+                                                             : FG_FITTING_HALVES_WIDE)
+                                            : (Math::kScaled ? FG_FITTING_SCALED
+                                               : Math::kFp8  ? FG_FITTING_FP8
+                                                             : FG_FITTING_HALVES);
 
-/* Of a usual output and as many tokens as fit, from kTokens on. */
-template <typename Math, int kOfWeights, int kTokens = 80>
+/* Of a usual output and as many tokens as fit, kTokens at least. */
+template <typename Math, int kOfWeights, int kTokens = FG_FITTING_LEAST>
 fg_status launch_fitting(const fg_plan &plan, const TensorRows &weights, const TensorRows &tokens, GemmSm90Args &args,
                          int num_sms, const fg_queue *queue, fg_error *error) {
     if constexpr (kTokens <= kMostTokens<Math, kOfWeights>) {
         if (plan.block_m > kTokens)
-            return launch_fitting<Math, kOfWeights, kTokens + 16>(plan, weights, tokens, args, num_sms, queue, error);
+            return launch_fitting<Math, kOfWeights, kTokens + FG_FITTING_UNIT>(plan, weights, tokens, args, num_sms,
+                                                                               queue, error);
         using Use = Sm90UsualUse<typename Math::Stored, Sm90AnyUse::kRowsOnly, true>;
         using Tile = Sm90DecodeTile<Math, kTokens, 1, kOfWeights, Use>;
         return launch_tile<Math, Tile>(plan, weights, tokens, args, num_sms, queue, error);
@@ -132,10 +132,12 @@ fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms,
         case 64:
             if (plan.few_rows == 1) return launch_either(std::integral_constant<int, 64>{});
             return launch_blocks(std::integral_constant<int, 64>{}, two, two);
+        case 128:
+            if (plan.block_n == 64) return launch_blocks(std::integral_constant<int, 128>{}, one, one);
+            break;
         default:
             break;
     }
-    if (plan.block_m == 128 && plan.block_n == 64) return launch_blocks(std::integral_constant<int, 128>{}, one, one);
     return plan.block_n == 64 ? launch_fitting<Math, 1>(plan, weights, tokens, args, num_sms, queue, error)
                               : launch_fitting<Math, 2>(plan, weights, tokens, args, num_sms, queue, error);
 }

@@ -19,16 +19,15 @@
  */
 #pragma once
 
+#include "../plan.h"
 #include "gemm_token_output_sm90.cuh"
 
 namespace flexgemm {
 
-constexpr int kMaxDecodeSplit = 8;
-
 /* The most blocks that share a tile: of more tokens fewer, whose sums would leave room for too few stages. */
 constexpr int most_sharing(int tokens, int of_weights) {
-    if (tokens <= (of_weights == 1 ? 128 : 64)) return kMaxDecodeSplit;
-    return of_weights == 1 && tokens <= 160 ? 2 : 1;
+    if (tokens <= FG_ROWS_OF_SHARED / of_weights) return FG_MOST_SHARING;
+    return of_weights == 1 && tokens <= FG_ROWS_OF_HALVED ? 2 : 1;
 }
 
 /* Units of 8 tokens that a block can have to receive of all blocks that share a tile, of which there are so many at
@@ -63,11 +62,7 @@ struct Sm90DecodeTile : Sm90TokenTile<Math, kTokens, kPair, kOfWeights, Use> {
     static constexpr int kChunksAtOnce = kTokens < 64 ? ceil_div(kTokens, Base::kTokensAtOnce) : 4;
     /* Two warpgroups of consumers have fewer registers at launch than sums of many tokens take. */
     static constexpr bool kDealsRegisters = kOfWeights == 2 && kTokens > 64;
-    static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
     static_assert(kKeptBytes <= kExchangeBytes, "all kinds of sums find room");
-    static_assert(!kDealsRegisters || kProducerRegisters + kOfWeights * kConsumerRegisters <=
-                                          (1 + kOfWeights) * ptx::registers_at_launch(Base::kThreads),
-                  "warpgroups divide the registers of the launch");
     static_assert(kSumBytes <= kStages * Base::kStageBytes, "sums of a shared tile take the place of its stages");
 };
 
@@ -175,7 +170,9 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
-                                    ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
+                                    ptx::wgmma_descriptor(stages + Tile::kWeightBytes), warpgroup};
+    constexpr bool kTurns = Tile::takes_turns(Tile::kBlockN);
+    if constexpr (kTurns) begin_turns<Tile>(warpgroup);
     while (works.next(work)) {
         const TileScales tile_scales = load_scales<Tile>(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
@@ -197,9 +194,9 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
             multiply_tile<Math>(sum, shared.rings, stage, depth, scales, at);
             if (split > 1) send_sums<Tile>(sum.last, shared, exchange, work, rank, split);
         } else {
-            skip_tile(shared.rings, stage, depth, at);
+            skip_tile(shared.rings, stage, depth, at, kTurns ? 1 : 0);
         }
-        if (!args.alike) keep_scales(shared, tile_scales, args.epilogue.alpha);
+        if (!args.alike) keep_scales(shared.ends[0], tile_scales, args.epilogue.alpha);
         if (!args.alike || split > 1) ptx::named_barrier(1, Tile::kConsumers);
         uint8_t *rows = split > 1 ? stages : reinterpret_cast<uint8_t *>(exchange); /* the stages have been read */
         const auto keep = [&](const auto &sums, int count, const auto &factors) {
@@ -210,7 +207,7 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
             if (args.alike)
                 keep(sums, count, OneFactor{tile_scales.token * (args.epilogue.alpha * tile_scales.weight)});
             else if (is_plain<Tile>(args))
-                keep(sums, count, load_factors<kUnits>(shared, split, part));
+                keep(sums, count, load_factors<kUnits>(shared.ends[0], split, part));
             else
                 keep_floats<Tile>(sums, reinterpret_cast<float *>(rows), count);
         };
@@ -226,9 +223,10 @@ __device__ __forceinline__ void consume_decode(TokenShared<Tile> &shared, uint8_
         if (is_plain<Tile>(args))
             output.copy(rows);
         else
-            finish_tokens<4>(shared, args, work, reinterpret_cast<const float *>(rows), part);
+            finish_tokens<4>(shared.ends[0], args, work, reinterpret_cast<const float *>(rows), part);
         ptx::named_barrier(1, Tile::kConsumers); /* before the sums and scales of the next tile */
     }
+    if constexpr (kTurns) end_turns<Tile>(warpgroup);
 }
 
 /* ---- kernel ---- */

@@ -13,7 +13,10 @@ fg_status launch_tile(const fg_plan &plan, const fg_gemm_params &params, GemmSm9
                       const fg_queue *queue, fg_error *error) {
     args.split = 1;
     args.part_steps = static_cast<int>(ceil_div<int64_t>(args.space.k_bytes, kSm90StepBytes));
-    const int64_t tiles = set_tiles(args.space, plan.block_m, Tile::kWeights), pairs = num_sms / Tile::kCluster;
+    args.space.least_block = plan.least_rows;
+    args.space.block_overhead = static_cast<uint32_t>(plan.overhead_rows);
+    const int64_t tiles = set_tiles(args.space, plan.least_rows > 0 ? plan.least_rows : plan.block_m, Tile::kWeights),
+                  pairs = num_sms / Tile::kCluster;
     set_tokens<Tile>(args);
     const TensorRows weights = make_rows(params.b);
     args.read_once = plan.weights == FG_WEIGHTS_GIVE_WAY;
@@ -56,13 +59,16 @@ fg_status launch_tokens(const fg_plan &plan, const fg_gemm_params &params, int n
 template <typename Math>
 fg_status launch(const fg_plan &plan, const fg_gemm_params &params, int num_sms, const fg_queue *queue,
                  fg_error *error) {
-    constexpr int kTallest = Math::kScaled ? 160 : Math::kPromote ? 192 : 256; /* that there are registers for */
-    if (plan.block_m <= 96) return launch_tokens<Math, 96>(plan, params, num_sms, queue, error);
-    if constexpr (kTallest >= 256)
-        if (plan.block_m > 192) return launch_tokens<Math, 256>(plan, params, num_sms, queue, error);
-    if constexpr (kTallest >= 192)
-        if (plan.block_m > 160) return launch_tokens<Math, 192>(plan, params, num_sms, queue, error);
-    return launch_tokens<Math, 160>(plan, params, num_sms, queue, error);
+    /* That there are registers for. */
+    constexpr int kTallest = Math::kScaled ? FG_SOME_SCALED : Math::kPromote ? FG_SOME_PROMOTED : FG_SOME_HALVES;
+    if (plan.block_m <= FG_SOME_LEAST) return launch_tokens<Math, FG_SOME_LEAST>(plan, params, num_sms, queue, error);
+    if constexpr (kTallest >= FG_SOME_HALVES)
+        if (plan.block_m > FG_SOME_PROMOTED)
+            return launch_tokens<Math, FG_SOME_HALVES>(plan, params, num_sms, queue, error);
+    if constexpr (kTallest >= FG_SOME_PROMOTED)
+        if (plan.block_m > FG_SOME_SCALED)
+            return launch_tokens<Math, FG_SOME_PROMOTED>(plan, params, num_sms, queue, error);
+    return launch_tokens<Math, FG_SOME_SCALED>(plan, params, num_sms, queue, error);
 }
 
 }  // namespace

@@ -18,29 +18,30 @@ namespace flexgemm {
 
 /* The most tokens that a tile can have. A launch may allow fewer, where more tiles fill the multiprocessors better. */
 template <typename Math, int kTokens, typename Use>
-struct Sm90GroupTile : Sm90TokenTile<Math, kTokens, 2, 2, Use> {
-    using Base = Sm90TokenTile<Math, kTokens, 2, 2, Use>;
+struct Sm90GroupTile : Sm90TokenTile<Math, kTokens, 2, 2, Use, true> {
+    using Base = Sm90TokenTile<Math, kTokens, 2, 2, Use, true>;
     static constexpr int kUnit = 16; /* n of wgmma is a multiple of it */
     static constexpr int kBoxTokensOfGroups = kUnit;
-    /* Sums are stored so many tokens at a time, by way of shared memory. */
-    static constexpr int kHalvesAtOnce = 32, kFloatsAtOnce = 16;
-    static constexpr int kKeptBytes = kHalvesAtOnce * (2 * Base::kWeightRows + 16);
-    static constexpr int kSmallBytes = 1536 + 4 * kTokens; /* barriers, tiles, scales */
+    /* Sums are stored so many tokens at a time, by way of a warpgroup's part of shared memory, which has room for as many
+     * floats, or twice as many of what becomes values. */
+    static constexpr int kAtOnce = 16;
+    static constexpr int kKeptOfEnd = 4096, kKeptBytes = Base::kEnds * kKeptOfEnd;
+    static constexpr int kSmallBytes = 1536 + 4 * Base::kEnds * kTokens; /* barriers, tiles, scales */
     static constexpr int kStages = (227 * 1024 - kKeptBytes - kSmallBytes) / (Base::kStageBytes + Base::kScaleBytes);
     static constexpr int kSharedBytes = kStages * (Base::kStageBytes + Base::kScaleBytes) + kKeptBytes + kSmallBytes;
-    static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-    static_assert(kFloatsAtOnce * Base::kSumPitch * 4 <= kKeptBytes && Base::kTokenPitch <= 2 * Base::kWeightRows + 16,
+    static_assert(2 * kAtOnce * Base::kTokenPitch <= kKeptOfEnd && kAtOnce * Base::kSumPitch * 4 <= kKeptOfEnd,
                   "all kinds of sums find room");
-    static_assert(kTokens % kHalvesAtOnce == 0 && kHalvesAtOnce % kFloatsAtOnce == 0, "tokens are stored by these");
-    static_assert(kProducerRegisters + Base::kWarpgroups * kConsumerRegisters <=
-                      (1 + Base::kWarpgroups) * ptx::registers_at_launch(Base::kThreads),
-                  "warpgroups divide the registers of the launch");
+    static_assert(kTokens % kAtOnce == 0, "tokens are stored by these");
 };
+
+/* A thread's sums of so many tokens. */
+template <int kTokens>
+using SumsOf = float[kTokens / 2];
 
 /* All of K of a tile of `units` times 16 tokens, into as many of the sums as those need. The others become 0, or ptxas
  * keeps sums in local memory. */
 template <typename Math, typename Tile, int kUnits = 1>
-__device__ __forceinline__ void multiply_units(float (&sum)[Tile::kBlockN / 2], int units, TokenShared<Tile> &shared,
+__device__ __forceinline__ void multiply_units(SumsOf<Tile::kBlockN> &sum, int units, TokenShared<Tile> &shared,
                                                const StageDescriptors &stage, const Depth &depth,
                                                RingPosition<Tile::kStages> &at) {
     if constexpr (kUnits * Tile::kUnit < Tile::kBlockN)
@@ -53,60 +54,78 @@ __device__ __forceinline__ void multiply_units(float (&sum)[Tile::kBlockN / 2], 
     for (int i = 0; i < Tile::kBlockN / 2; ++i) sum[i] = i < kCount ? own.last[i % kCount] : 0.0f;
 }
 
-/* Stores a tile's sums, kAtOnce tokens at a time: `keep` brings those from a token on to shared memory, `store` from
- * there to the output. */
-template <int kAtOnce, typename Tile, typename Keep, typename Store>
-__device__ __forceinline__ void store_tokens(const float (&sum)[Tile::kBlockN / 2], const Sm90Work &work, bool has_rows,
-                                             const Keep &keep, const Store &store) {
+/* Those of some of them, from token `first` on. */
+template <int kAtOnce, int kTokens>
+__device__ __forceinline__ const SumsOf<kAtOnce> &sums_from(const SumsOf<kTokens> &sum, int first) {
+    return reinterpret_cast<const SumsOf<kAtOnce> &>(sum[first / 2]);
+}
+
+/* Stores the sums of a warpgroup, which become 16 bits or FP8 in two halves of its shared memory by turns: behind the
+ * barrier of one nobody reads the other any more, nor the factors behind the last. */
+template <typename Math, typename Tile>
+__device__ __forceinline__ void store_values(const SumsOf<Tile::kBlockN> &sum, const EndFactors<Tile> &factors,
+                                             const GemmSm90Args &args, const Sm90Work &work, const TileScales &scales,
+                                             uint8_t *kept, int barrier) {
+    constexpr int kAtOnce = Tile::kAtOnce, kUnits = kAtOnce / 8;
+    TokenOutput<Tile, 1> output(args, work, 0);
+#pragma unroll
+    for (int first = 0; first < Tile::kBlockN; first += kAtOnce) {
+        if (first >= work.columns) break;
+        uint8_t *const rows = kept + first / kAtOnce % 2 * (kAtOnce * Tile::kTokenPitch);
+        keep_plain<Math, Tile>(sums_from<kAtOnce, Tile::kBlockN>(sum, first),
+                               load_factors<kUnits>(factors, 1, 0, first), scales, rows, kUnits);
+        ptx::named_barrier(barrier, Tile::kEndThreads);
+        output.template copy_next<kAtOnce>(rows, args.epilogue);
+    }
+}
+
+/* The same of anything else. */
+template <typename Tile>
+__device__ __forceinline__ void store_floats(const SumsOf<Tile::kBlockN> &sum, const EndFactors<Tile> &factors,
+                                             const GemmSm90Args &args, const Sm90Work &work, float *kept, int barrier) {
+    constexpr int kAtOnce = Tile::kAtOnce;
 #pragma unroll
     for (int first = 0; first < Tile::kBlockN; first += kAtOnce) {
         if (first >= work.columns) break;
         Sm90Work part = work;
         part.first_column += first;
         part.columns = min(work.columns - first, kAtOnce);
-        if (has_rows)
-            keep(reinterpret_cast<const float (&)[kAtOnce / 2]>(sum[first / 2]), ceil_div(part.columns, 8), first);
-        ptx::named_barrier(1, Tile::kConsumers);
-        store(part, first);
-        ptx::named_barrier(1, Tile::kConsumers); /* before what is kept next */
+        keep_floats<Tile>(sums_from<kAtOnce, Tile::kBlockN>(sum, first), kept, kAtOnce / 8);
+        ptx::named_barrier(barrier, Tile::kEndThreads);
+        /* There is this code for each of the parts: of more tokens at once it would be too much. */
+        finish_tokens<1>(factors, args, part, kept, 0, first);
+        ptx::named_barrier(barrier, Tile::kEndThreads); /* before what is kept next */
     }
 }
 
+/* Each warpgroup multiplies and finishes its own rows of weights: while it stores, the other may multiply. */
 template <typename Math, typename Tile>
-__device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_t *stages, uint8_t *kept,
+__device__ __forceinline__ void consume_groups(TokenShared<Tile> &shared, uint8_t *stages, uint8_t *all_kept,
                                                const GemmSm90Args &args, HandedWorks<Tile> &works) {
-    const int warpgroup = threadIdx.x / ptx::kWarpgroup - 1;
+    const int warpgroup = threadIdx.x / ptx::kWarpgroup - 1, barrier = 1 + warpgroup;
+    EndFactors<Tile> &factors = shared.ends[warpgroup];
+    uint8_t *const kept = all_kept + warpgroup * Tile::kKeptOfEnd;
     Sm90Work work;
     RingPosition<Tile::kStages> at;
     const StageDescriptors stage = {stages, ptx::wgmma_descriptor(stages + warpgroup * Tile::kBytesA),
                                     ptx::wgmma_descriptor(stages + Tile::kWeightBytes)};
     while (works.next(work)) {
-        const TileScales scales = load_scales<Tile>(args, work);
         const Depth depth = {steps_of(work), 0, 0, 0};
-        const bool has_rows = work.rows > warpgroup * Tile::kWarpgroupRows;
-        float sum[Tile::kBlockN / 2];
-        if (has_rows)
-            multiply_units<Math, Tile>(sum, ceil_div(work.columns, Tile::kUnit), shared, stage, depth, at);
-        else
+        work.first_row += warpgroup * Tile::kWarpgroupRows;
+        work.rows = min(work.rows - warpgroup * Tile::kWarpgroupRows, Tile::kWarpgroupRows);
+        if (work.rows <= 0) {
             skip_tile(shared.rings, stage, depth, at);
-        keep_scales(shared, scales, args.epilogue.alpha);
-        ptx::named_barrier(1, Tile::kConsumers);
-        if (!is_plain<Tile>(args)) {
-            float *rows = reinterpret_cast<float *>(kept);
-            store_tokens<Tile::kFloatsAtOnce, Tile>(
-                sum, work, has_rows, [&](const auto &sums, int units, int) { keep_floats<Tile>(sums, rows, units); },
-                /* There is this code for each of the parts: of more tokens at once it would be too much. */
-                [&](const Sm90Work &part, int first) { finish_tokens<1>(shared, args, part, rows, 0, first); });
-        } else {
-            store_tokens<Tile::kHalvesAtOnce, Tile>(
-                sum, work, has_rows,
-                [&](const auto &sums, int units, int first) {
-                    constexpr int kUnits = Tile::kHalvesAtOnce / 8;
-                    const auto factors = load_factors<kUnits>(shared, 1, 0, first);
-                    keep_plain<Math, Tile>(sums, factors, scales, kept, units);
-                },
-                [&](const Sm90Work &part, int) { TokenOutput<Tile, 1>(args, part, 0).copy(kept); });
+            continue;
         }
+        const TileScales scales = load_scales<Tile>(args, work);
+        SumsOf<Tile::kBlockN> sum;
+        multiply_units<Math, Tile>(sum, ceil_div(work.columns, Tile::kUnit), shared, stage, depth, at);
+        keep_scales(factors, scales, args.epilogue.alpha);
+        ptx::named_barrier(barrier, Tile::kEndThreads);
+        if (is_plain<Tile>(args))
+            store_values<Math>(sum, factors, args, work, scales, kept, barrier);
+        else
+            store_floats(sum, factors, args, work, reinterpret_cast<float *>(kept), barrier);
     }
 }
 
@@ -137,7 +156,7 @@ __device__ __forceinline__ void groups_body(const CUtensorMap &map_weights, cons
         if (warp == 0)
             produce_tokens(shared.rings, copies, works, early);
         else if (warp == 1)
-            schedule_tokens(shared.rings, args, rank, true);
+            schedule_tokens<Tile, true>(shared.rings, args, rank, true);
         else if constexpr (Math::kScaled)
             produce_token_scales(shared, args, works);
     } else {

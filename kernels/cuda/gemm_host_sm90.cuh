@@ -127,11 +127,11 @@ fg_status with_end(const Epilogue &to, const Launch &launch) {
  * all products want. */
 inline GemmSm90Args make_token_args(const fg_gemm_params &params, bool ends_of_groups) {
     GemmSm90Args args = make_args(params);
-    const bool chunks = fg_gemm_stores_chunks(&params);
+    const bool chunks = fg_gemm_stores_chunks(&params), linear = fg_gemm_is_linear(&params);
     const bool has_end = ends_of_groups || args.space.major.grouping == Grouping::kNone;
-    args.plain = chunks && fg_gemm_is_linear(&params) && fg_dtype_size(params.out.dtype) == 2;
+    args.plain = chunks && linear && fg_dtype_size(params.out.dtype) == 2;
     args.usual_end = chunks && has_end && has_usual_end(params);
-    args.usual = args.usual_end || fg_gemm_is_usual(&params);
+    args.usual = args.usual_end || (args.plain && params.out.dtype == fg_usual_output(params.a.dtype));
     return args;
 }
 

@@ -28,6 +28,17 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
     ptx::named_barrier_arrive(3 - warpgroup, Tile::kWarpgroups * ptx::kWarpgroup);
 }
 
+/* Before the first turn, which is the first warpgroup's, and after the last, which the other has passed to it. */
+template <typename Tile>
+__device__ __forceinline__ void begin_turns(int warpgroup) {
+    if (warpgroup == 1) pass_turn<Tile>(warpgroup);
+}
+
+template <typename Tile>
+__device__ __forceinline__ void end_turns(int warpgroup) {
+    if (warpgroup == 0) await_turn<Tile>(warpgroup);
+}
+
 /* Hands a stage back to the producers of all blocks that write to it, once per warp. */
 template <typename Tile>
 __device__ __forceinline__ void hand_back(Sm90Shared<Tile> &shared, int slot) {
@@ -387,14 +398,14 @@ __device__ __forceinline__ void multiply_steps(TileSums<kLast, kFirst> &sum,
     finish.send(sum.first, 0);
 }
 
-/* All of K of one tile; every stage is waited for and handed back in order. */
+/* All of K of one tile, in turns where the tile takes them; every stage is waited for and handed back in order. */
 template <typename Math, typename Tile, int kColumns, typename Scales>
 __device__ __forceinline__ void multiply_tile(TileSums<kColumns> &sum, Sm90Shared<Tile> &shared,
                                               const StageDescriptors &stage, const Depth &depth, Scales &scales,
                                               RingPosition<Tile::kStages> &at) {
     if constexpr (Math::kPromote) {
         if (depth.steps == 0) return clear(sum.last);
-        PartialProducts<Math, false, Tile, kColumns> partial = {{shared, stage}};
+        PartialProducts<Math, Tile::takes_turns(kColumns), Tile, kColumns> partial = {{shared, stage}};
         partial.await(depth, 0, at);
         partial.start_tile(sum);
         partial.finish_start(sum);

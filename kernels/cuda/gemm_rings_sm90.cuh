@@ -295,6 +295,7 @@ template <typename Tile>
 __device__ __forceinline__ void ask_for_weights(const GemmSm90Args &args, const CUtensorMap &map, uint32_t number) {
     constexpr int kSteps = 2;
     if (has_one_group<Tile>(args) || args.space.major_is_columns || args.space.k_offsets.data != nullptr) return;
+    if (args.space.least_block > 0) return; /* which is first nothing but the sizes says */
     const GuessedTile tile = guess_tile(args.space, number);
     const int group = args.b_grouped ? tile.group : 0;
     const int share = tile.minor * Tile::kCluster + static_cast<int>(blockIdx.x % Tile::kCluster);

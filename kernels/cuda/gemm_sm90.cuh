@@ -287,7 +287,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
     const bool each_step =
         Math::kPromote && (Tile::kUsual || Math::kScaled || kParts > 1 || args.steps_per_promote == 1);
     const bool turns = each_step && Tile::kTakesTurns;
-    if (turns && warpgroup == 1) pass_turn<Tile>(warpgroup);
+    if (turns) begin_turns<Tile>(warpgroup);
     for (;; kept.leave(slot.slot), release_work(shared, slot)) {
         const Sm90Work &first = next_work(shared, slot);
         if (first.group < 0) break;
@@ -333,7 +333,7 @@ __device__ __forceinline__ void consume(Sm90Shared<Tile> &shared, PairSums<Tile>
             }
         }
     }
-    if (turns && warpgroup == 0) await_turn<Tile>(warpgroup); /* which the other passed last */
+    if (turns) end_turns<Tile>(warpgroup);
     __syncwarp();
     if (ptx::elect()) ptx::tma_wait_read<0>(); /* shared memory goes with the block */
 }

@@ -35,17 +35,23 @@ struct OneFactor {
 /* Of units of which the block has every `split`-th from `part` on, counted from the tile's token `first_token`. All of
  * them at once: behind a store of others they would be waited for each time. */
 template <int kUnits, typename Tile>
-__device__ __forceinline__ UnitFactors<kUnits> load_factors(const TokenShared<Tile> &shared, int split, int part,
+__device__ __forceinline__ UnitFactors<kUnits> load_factors(const EndFactors<Tile> &from, int split, int part,
                                                             int first_token = 0) {
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-    UnitFactors<kUnits> factors = {{shared.weight_scale[row], shared.weight_scale[row + 8]},
-                                   {shared.bias[row], shared.bias[row + 8]}};
+    const int thread = end_thread<Tile>(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    UnitFactors<kUnits> factors = {{from.weight_scale[row], from.weight_scale[row + 8]},
+                                   {from.bias[row], from.bias[row + 8]}};
 #pragma unroll
     for (int own = 0; own < kUnits; ++own) { /* units that there are not have some tokens' */
         const int first = min(first_token + (own * split + part) * 8, Tile::kBlockN - 8);
-        factors.of_token[own] = *reinterpret_cast<const float2 *>(&shared.token_scale[first + lane % 4 * 2]);
+        factors.of_token[own] = *reinterpret_cast<const float2 *>(&from.token_scale[first + lane % 4 * 2]);
     }
     return factors;
+}
+
+/* Where a chunk of 16 bytes of a token's row is kept. */
+template <typename Tile>
+__device__ __forceinline__ int place_of_chunk(int token, int chunk) {
+    return token * Tile::kTokenPitch + (Tile::kSwizzled ? chunk ^ token % 8 : chunk) * 16;
 }
 
 /* Units scaled, biased, ended and converted, to rows of tokens: of 16 bits, whose matrices are transposed on the way. */
@@ -55,8 +61,9 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const Fa
     struct alignas(4) Pair {
         T element[2];
     };
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, warp_row = thread / 32 * 16;
-    uint8_t *to = rows + (lane / 16 * 8 + lane % 8) * Tile::kTokenPitch + (warp_row + lane / 8 % 2 * 8) * 2;
+    const int thread = end_thread<Tile>(), lane = thread % 32, warp_row = thread / 32 * 16;
+    const int token = lane / 16 * 8 + lane % 8, chunk = warp_row / 8 + lane / 8 % 2;
+    uint8_t *to = rows + place_of_chunk<Tile>(token, chunk);
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; unit += 2, to += 16 * Tile::kTokenPitch) {
         if (unit >= units) break;
@@ -79,9 +86,10 @@ __device__ __forceinline__ void keep_halves(const float (&sum)[kCount], const Fa
 template <typename T, typename Tile, int kCount, typename Factors>
 __device__ __forceinline__ void keep_values(const float (&sum)[kCount], const Factors &factors, uint8_t *rows,
                                             int units, float scale) {
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    const int thread = end_thread<Tile>(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     const bool gated = lane / 4 % 2 != 0;
     const int token = lane % 4 * 2 + (Tile::kGated == 2 && gated);
+    static_assert(!Tile::kSwizzled, "chunks are where their bytes are");
     uint8_t *to = rows + token * Tile::kTokenPitch + row / Tile::kGated * Tile::kColumnBytes;
     const auto keep = [&](int byte, float value) { *reinterpret_cast<T *>(to + byte) = from_float<T>(value); };
 #pragma unroll
@@ -138,11 +146,11 @@ public:
     /* Addresses take a while, which is best spent before the tile is multiplied. */
     __device__ __forceinline__ TokenOutput(const GemmSm90Args &args, const Sm90Work &work, int part) {
         const Epilogue &to = args.epilogue;
-        const int thread = threadIdx.x - ptx::kWarpgroup, chunk = thread % kChunks, row = thread / kChunks;
+        const int thread = end_thread<Tile>(), chunk = thread % kChunks, row = thread / kChunks;
         token_ = (row / 8 * args.split + part) * 8 + row % 8;
         step_ = kTokensAtOnce * args.split;
         end_ = chunk * 16 < work.rows / Tile::kGated * Tile::kColumnBytes ? work.columns : 0;
-        from_ = row * Tile::kTokenPitch + chunk * 16;
+        from_ = place_of_chunk<Tile>(row, chunk);
         pitch_ = step_ * to.out_stride * Tile::kColumnBytes;
         const int64_t first = work.group * to.out_group_stride + (work.first_column + token_) * to.out_stride;
         out_ =
@@ -166,6 +174,16 @@ public:
         }
     }
 
+    /* The next tokens, no more than threads copy at once. */
+    template <int kCount>
+    __device__ __forceinline__ void copy_next(const uint8_t *rows, const Epilogue &to) {
+        static_assert(kCount <= kTokensAtOnce, "a chunk to a thread");
+        if (token_ < min(end_, kCount))
+            *reinterpret_cast<uint4 *>(out_) = *reinterpret_cast<const uint4 *>(rows + from_);
+        end_ -= kCount;
+        out_ += kCount * to.out_stride * Tile::kColumnBytes;
+    }
+
 private:
     static constexpr int kChunks = Tile::kTokenChunks, kTokensAtOnce = Tile::kTokensAtOnce;
     static_assert(kTokensAtOnce % 8 == 0, "whole units");
@@ -176,32 +194,38 @@ private:
 
 /* ---- finished sums: anything else ---- */
 
+/* Where a token's sum of a row of weights is kept. */
+template <typename Tile>
+__device__ __forceinline__ int place_of_sum(int token, int row) {
+    return token * Tile::kSumPitch + (Tile::kSwizzledSums ? row ^ token / 2 % 4 * 8 : row);
+}
+
 /* Units as they are, to rows of tokens. */
 template <typename Tile, int kCount>
 __device__ __forceinline__ void keep_floats(const float (&sum)[kCount], float *rows, int units) {
-    const int thread = threadIdx.x - ptx::kWarpgroup, lane = thread % 32;
+    const int thread = end_thread<Tile>(), lane = thread % 32;
     const int row = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; ++unit) {
         if (unit >= units) break;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            rows[(unit * 8 + lane % 4 * 2 + i % 2) * Tile::kSumPitch + row + i / 2 * 8] = sum[unit * 4 + i];
+            rows[place_of_sum<Tile>(unit * 8 + lane % 4 * 2 + i % 2, row + i / 2 * 8)] = sum[unit * 4 + i];
     }
 }
 
 /* Scales, biases, activates and stores the block's tokens, of which the first is the tile's token `first_token`; a warp
  * takes a token at a time, and a thread four columns of kTogether tokens at once, so that none waits for another. */
 template <int kTogether, typename Tile>
-__device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, const GemmSm90Args &args,
+__device__ __forceinline__ void finish_tokens(const EndFactors<Tile> &factors, const GemmSm90Args &args,
                                               const Sm90Work &work, const float *rows, int part, int first_token = 0) {
-    constexpr int kFours = Tile::kWeightRows / 4, kTokensAtOnce = Tile::kConsumers / kFours;
+    constexpr int kFours = Tile::kEndRows / 4, kTokensAtOnce = Tile::kEndThreads / kFours;
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup, local_column = thread % kFours * 4;
+    const int thread = end_thread<Tile>(), local_column = thread % kFours * 4;
     const int count = min(work.rows - local_column, 4), gated = to.swiglu ? 2 : 1; /* rows to a column */
     if (count <= 0) return;
-    const float4 scale = *reinterpret_cast<const float4 *>(&shared.weight_scale[local_column]);
-    const float4 bias = *reinterpret_cast<const float4 *>(&shared.bias[local_column]);
+    const float4 scale = *reinterpret_cast<const float4 *>(&factors.weight_scale[local_column]);
+    const float4 bias = *reinterpret_cast<const float4 *>(&factors.bias[local_column]);
     const float scale_out = to.scale_out ? *to.scale_out : 1.0f;
     const int64_t column = (work.first_row + local_column) / gated;
     const bool aligned = to.out_aligned && column % 4 == 0;
@@ -216,8 +240,8 @@ __device__ __forceinline__ void finish_tokens(const TokenShared<Tile> &shared, c
             token[j] = (i / 8 * args.split + part) * 8 + i % 8;
             index[j] = work.group * to.out_group_stride + (work.first_column + token[j]) * to.out_stride + column;
             if (token[j] >= work.columns) continue;
-            const float4 sum = *reinterpret_cast<const float4 *>(rows + i * Tile::kSumPitch + local_column);
-            const float scale_a = shared.token_scale[first_token + token[j]];
+            const float4 sum = *reinterpret_cast<const float4 *>(rows + place_of_sum<Tile>(i, local_column));
+            const float scale_a = factors.token_scale[first_token + token[j]];
             value[4 * j] = fmaf(sum.x, scale_a * scale.x, bias.x);
             value[4 * j + 1] = fmaf(sum.y, scale_a * scale.y, bias.y);
             value[4 * j + 2] = fmaf(sum.z, scale_a * scale.z, bias.z);

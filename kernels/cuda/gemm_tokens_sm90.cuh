@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "few_groups.cuh"
 #include "gemm_mainloop_sm90.cuh"
 #include "gemm_scales_sm90.cuh"
 #include "gemm_values_sm90.cuh"
@@ -15,8 +16,8 @@
 namespace flexgemm {
 
 /* Tiles whose operands have changed places: tokens, blocks that copy for each other, and warpgroups of consumers with 64
- * rows of weights each. */
-template <typename Math, int kTokens, int kPair, int kOfWeights, typename Use>
+ * rows of weights each, which finish them together or kApart: each its own, while the other one multiplies. */
+template <typename Math, int kTokens, int kPair, int kOfWeights, typename Use, bool kApart = false>
 struct Sm90TokenTile : Use {
     static constexpr bool kScaled = Math::kScaled, kMMajor = Math::kMMajor, kNMajor = Math::kNMajor;
     static constexpr bool kWeightLines = kMMajor;
@@ -29,18 +30,45 @@ struct Sm90TokenTile : Use {
     static constexpr int kBytesA = kWarpgroupRows * kSm90StepBytes, kWeightBytes = kWarpgroups * kBytesA;
     static constexpr int kBytesB = kTokens * kSm90StepBytes;
     static constexpr int kStageBytes = kWeightBytes + kBytesB;
-    static constexpr int kSumPitch = kWeightRows + 4; /* floats of a token: no two of a warp's stores meet in a bank */
+    /* What finishes a tile together: so many times the threads, with so many rows of weights each time. */
+    static constexpr int kEnds = kApart ? kWarpgroups : 1;
+    static constexpr int kEndThreads = kConsumers / kEnds, kEndRows = kWeightRows / kEnds;
+    /* Of a token's sums as floats: no two of a warp's stores meet in a bank, since eights of them change places or rows of
+     * them are longer. */
+    static constexpr bool kSwizzledSums = kApart;
+    static constexpr int kSumPitch = kEndRows + (kSwizzledSums ? 0 : 4);
     /* Of a token's output, plain or of a usual end: rows of weights to a column, and bytes; 8 chunks of 16 bytes below
-     * each other meet in no bank. */
+     * each other meet in no bank, since they change places or rows of them are longer. */
     static constexpr int kGated = Use::kEnd == Sm90End::kSwiglu ? 2 : 1, kColumnBytes = Use::kToFp8 ? 1 : 2;
-    static constexpr int kTokenBytes = kWeightRows / kGated * kColumnBytes, kTokenPitch = kTokenBytes + 16;
+    static constexpr int kTokenBytes = kEndRows / kGated * kColumnBytes;
+    static constexpr bool kSwizzled = kApart && kTokenBytes == 128;
+    static constexpr int kTokenPitch = kTokenBytes + (kSwizzled ? 0 : 16);
     /* A thread stores 16 bytes at a time. */
-    static constexpr int kTokenChunks = kTokenBytes / 16, kTokensAtOnce = kConsumers / kTokenChunks;
+    static constexpr int kTokenChunks = kTokenBytes / 16, kTokensAtOnce = kEndThreads / kTokenChunks;
     static constexpr int kTileSlots = 4;
     static constexpr int kScaledRows = (kTokens + 15) / 16 * 16, kScaledBlocks = 1; /* a thread reads four of 16 */
     static constexpr int kScaleThreads = kScaled ? kSm90ScaleThreads : 0;
     static constexpr int kScaleBytes = kScaled ? sizeof(StepScales<kScaledRows, kScaledBlocks>) : 0; /* of a stage */
+    /* Where producers hand registers to consumers. */
+    static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
     static_assert(kStageBytes % 1024 == 0, "stages start at swizzle atoms");
+    static_assert(kWarpgroups == 1 || kProducerRegisters + kWarpgroups * kConsumerRegisters <=
+                                          (1 + kWarpgroups) * ptx::registers_at_launch(kThreads),
+                  "warpgroups divide the registers of the launch");
+
+    /* Whether two warpgroups take turns at starting the products of so many tokens: for fewer, what a turn takes is more
+     * than it gains, and so it is where they finish tiles apart. */
+    __host__ __device__ static constexpr bool takes_turns(int tokens) {
+        return Math::kPromote && kWarpgroups == 2 && !kApart && tokens >= 112;
+    }
+};
+
+/* What sums are multiplied by and what is added, for those who finish them together. */
+template <typename Tile>
+struct EndFactors {
+    alignas(8) float token_scale[Tile::kBlockN];
+    alignas(16) float weight_scale[Tile::kEndRows];
+    alignas(16) float bias[Tile::kEndRows];
 };
 
 template <typename Tile>
@@ -48,10 +76,14 @@ struct TokenShared {
     Sm90Shared<Tile> rings;
     StageScales<Tile> scales;
     uint64_t received; /* sums of all blocks that share the tile */
-    alignas(8) float token_scale[Tile::kBlockN];
-    alignas(16) float weight_scale[Tile::kWeightRows];
-    alignas(16) float bias[Tile::kWeightRows];
+    EndFactors<Tile> ends[Tile::kEnds];
 };
+
+/* A thread of those who finish a tile together. */
+template <typename Tile>
+__device__ __forceinline__ int end_thread() {
+    return static_cast<int>(threadIdx.x - ptx::kWarpgroup) % Tile::kEndThreads;
+}
 
 /* ---- tiles ---- */
 
@@ -84,8 +116,8 @@ __device__ __forceinline__ Sm90Work token_work_of_one_group(const GemmSm90Args &
                              static_cast<int>(space.k_bytes)});
 }
 
-/* Rows are cut evenly. */
-template <typename Tile>
+/* Rows are cut evenly. kFewGroups: tiles may be as tall as the sizes of few groups ask for. */
+template <typename Tile, bool kFewGroups = false>
 __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const GemmSm90Args &args, int rank,
                                                 bool in_cluster) {
     RingPosition<Tile::kTileSlots> at;
@@ -96,13 +128,18 @@ __device__ __forceinline__ void schedule_tokens(Sm90Shared<Tile> &shared, const 
         hand_over(shared, at, no_more_work());
         return;
     }
-    TileWalk<int32_t, Tile::kBlockN, Tile::kWeights, 1, true> walk(args.space, blockIdx.y, gridDim.y);
-    OutputTile<int32_t> tile;
-    for (bool first = true;; first = false) {
-        const bool found = walk.next(tile);
-        hand_over(shared, at, found ? token_work<Tile>(args, rank, tile) : no_more_work(), first, in_cluster);
-        if (!found) return;
-    }
+    const auto hand_over_all = [&](auto walk) {
+        OutputTile<int32_t> tile;
+        for (bool first = true;; first = false) {
+            const bool found = walk.next(tile);
+            hand_over(shared, at, found ? token_work<Tile>(args, rank, tile) : no_more_work(), first, in_cluster);
+            if (!found) return;
+        }
+    };
+    if constexpr (kFewGroups)
+        if (args.space.least_block > 0)
+            return hand_over_all(FewGroupsWalk<Tile::kBlockN, Tile::kWeights>(args.space, blockIdx.y, gridDim.y));
+    hand_over_all(TileWalk<int32_t, Tile::kBlockN, Tile::kWeights, 1, true>(args.space, blockIdx.y, gridDim.y));
 }
 
 /* The tiles that the scheduler hands over, to a warp of its producers or consumers. */
@@ -263,13 +300,14 @@ struct TileScales {
 template <typename Tile>
 __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, const Sm90Work &work) {
     const Epilogue &to = args.epilogue;
-    const int thread = threadIdx.x - ptx::kWarpgroup;
+    const int thread = end_thread<Tile>();
     TileScales scales = {1.0f, 1.0f, 0.0f, 1.0f, 1.0f};
     if ((args.alike || thread < work.columns) && !to.block_scaled)
         scales.token = scale_at(to.scale_a, work.group, work.first_column + thread);
-    if constexpr (Tile::kBlockN > Tile::kConsumers) {
-        const int later = thread + Tile::kConsumers;
-        if (later < work.columns) scales.later_token = scale_at(to.scale_a, work.group, work.first_column + later);
+    if constexpr (Tile::kBlockN > Tile::kEndThreads) {
+        const int later = thread + Tile::kEndThreads;
+        if (later < work.columns && !to.block_scaled)
+            scales.later_token = scale_at(to.scale_a, work.group, work.first_column + later);
     }
     if (args.alike || thread < work.rows) {
         const int64_t column = work.first_row + thread;
@@ -284,15 +322,14 @@ __device__ __forceinline__ TileScales load_scales(const GemmSm90Args &args, cons
 }
 
 template <typename Tile>
-__device__ __forceinline__ void keep_scales(TokenShared<Tile> &shared, const TileScales &scales, float alpha) {
-    const int thread = threadIdx.x - ptx::kWarpgroup;
-    if (thread < Tile::kBlockN) shared.token_scale[thread] = scales.token;
-    if constexpr (Tile::kBlockN > Tile::kConsumers)
-        if (thread + Tile::kConsumers < Tile::kBlockN)
-            shared.token_scale[thread + Tile::kConsumers] = scales.later_token;
-    if (thread >= Tile::kWeightRows) return;
-    shared.weight_scale[thread] = alpha * scales.weight;
-    shared.bias[thread] = scales.bias;
+__device__ __forceinline__ void keep_scales(EndFactors<Tile> &to, const TileScales &scales, float alpha) {
+    const int thread = end_thread<Tile>();
+    if (thread < Tile::kBlockN) to.token_scale[thread] = scales.token;
+    if constexpr (Tile::kBlockN > Tile::kEndThreads)
+        if (thread + Tile::kEndThreads < Tile::kBlockN) to.token_scale[thread + Tile::kEndThreads] = scales.later_token;
+    if (thread >= Tile::kEndRows) return;
+    to.weight_scale[thread] = alpha * scales.weight;
+    to.bias[thread] = scales.bias;
 }
 
 /* ---- host ---- */

@@ -95,8 +95,8 @@ struct GroupChunk {
     Index begin, end;     /* of the lane's group */
     uint32_t first, size; /* its first tile, and elements of one */
 
-    template <bool kPairs, typename CutOf>
-    __device__ __forceinline__ void load(const GroupedAxis &axis, const GroupCursor<Index> &from, const CutOf &cut_of) {
+    /* Begin and end of each lane's group. */
+    __device__ __forceinline__ void read(const GroupedAxis &axis, const GroupCursor<Index> &from) {
         const int lane = threadIdx.x % 32;
         const Index own = from.group + lane;
         begin = 0, end = 0;
@@ -112,6 +112,12 @@ struct GroupChunk {
         } else if (own < axis.groups) {
             end = static_cast<Index>(clamp_into(integer_at(axis.data, own), axis.length));
         }
+    }
+
+    template <bool kPairs, typename CutOf>
+    __device__ __forceinline__ void load(const GroupedAxis &axis, const GroupCursor<Index> &from, const CutOf &cut_of) {
+        const int lane = threadIdx.x % 32;
+        read(axis, from);
         const auto cut = cut_of(end - begin);
         rests = kPairs ? __ballot_sync(0xffffffffu, cut.rest) : 0;
         const uint32_t tiles = cut.tiles + (cut.rest && has_tile_of_rests(lane));
@@ -221,6 +227,18 @@ __device__ __forceinline__ GuessedTile guess_tile(const TileSpace &space, uint32
     uint32_t major, minor;
     rasterise(space, min(number, even.tiles * space.minor_tiles - 1), even.tiles, &major, &minor);
     return {static_cast<int32_t>(divide(major, even.inverse_of_group)), static_cast<int32_t>(minor)};
+}
+
+/* The matrix of B of a tile's group; false: there is none, and the tile has no rows. */
+template <typename Index>
+__device__ __forceinline__ bool set_weight(const TileSpace &space, OutputTile<Index> &out) {
+    out.weight = out.group;
+    if (space.weight_indices.data == nullptr) return true;
+    const int64_t weight = integer_at(space.weight_indices, out.group);
+    const bool exists = weight >= 0 && weight < space.weights;
+    out.weight = static_cast<Index>(exists ? weight : 0);
+    if (!exists) out.row_end = out.row;
+    return exists;
 }
 
 /* Walks over every `step`-th tile from `tile` on: a warp, or all warps of a block alike. Where two blocks share a tile
@@ -366,7 +384,7 @@ private:
             out = {minor * kBlockM + own_rows(), minor_length, own.begin, own.end};
         else
             out = {own.begin, own.end, minor * kBlockN, minor_length};
-        out.group = out.weight = own.group;
+        out.group = own.group;
         out.apart = own.apart;
         out.k_begin = 0;
         out.k_end = static_cast<Index>(space_.k_bytes);
@@ -377,12 +395,7 @@ private:
             out.k_begin = bound(own.group);
             out.k_end = max(bound(own.group + 1), out.k_begin);
         }
-        if (space_.weight_indices.data == nullptr) return true;
-        const int64_t weight = integer_at(space_.weight_indices, own.group);
-        const bool exists = weight >= 0 && weight < space_.weights;
-        out.weight = static_cast<Index>(exists ? weight : 0);
-        if (!exists) out.row_end = out.row;
-        return exists || own.apart; /* the other block may have one that exists, and takes as many steps */
+        return set_weight(space_, out) || own.apart; /* the other block may have one that exists, with as many steps */
     }
 
     const TileSpace &space_;

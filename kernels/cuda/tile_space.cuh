@@ -58,7 +58,11 @@ struct TileSpace {
     Offsets k_offsets;      /* of groups along K */
     Offsets weight_indices; /* `has_begin` has no meaning */
     int64_t weights;
-    EvenGroups even;     /* of groups of rows */
+    EvenGroups even; /* of groups of rows */
+    /* Of few groups of rows: the lowest tiles that may be chosen (few_groups.cuh), 0: they have the block set; and what a tile
+     * takes besides its rows, in rows. Set for a plan. */
+    int32_t least_block;
+    uint32_t block_overhead;
     bool rests_in_pairs; /* a tile may have rests of two groups; set for a tile shape */
 };
 

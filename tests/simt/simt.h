@@ -211,6 +211,10 @@ template <class T>
 struct Max {
     uint64_t operator()(uint64_t a, uint64_t b) const { return static_cast<T>(a) < static_cast<T>(b) ? b : a; }
 };
+template <class T>
+struct Min {
+    uint64_t operator()(uint64_t a, uint64_t b) const { return static_cast<T>(b) < static_cast<T>(a) ? b : a; }
+};
 
 /* ---- barriers ---- */
 
@@ -252,6 +256,10 @@ T __reduce_add_sync(unsigned int mask, T x) {
 template <class T>
 T __reduce_max_sync(unsigned int mask, T x) {
     return static_cast<T>(simt::vote(mask, static_cast<uint64_t>(x), simt::Max<T>{}));
+}
+template <class T>
+T __reduce_min_sync(unsigned int mask, T x) {
+    return static_cast<T>(simt::vote(mask, static_cast<uint64_t>(x), simt::Min<T>{}));
 }
 
 inline size_t __cvta_generic_to_shared(const void *pointer) { return simt::shared_address(pointer); }
